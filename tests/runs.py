@@ -5,9 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_provider_cdc.core.positions.facts import Facts
+from airflow_provider_cdc.core.run.commit_record import Decision
+from airflow_provider_cdc.core.run.ledger import FilesCommitted
 from airflow_provider_cdc.core.run.manifest import Manifest
-from airflow_provider_cdc.core.run.results import ConsolidateResult, DeltaResult, SnapshotResult
-from airflow_provider_cdc.core.run.run import scratch_of
+from airflow_provider_cdc.core.run.results import (
+    CONSOLIDATE,
+    EXTRACT_DELTA,
+    SNAPSHOT,
+    ConsolidateResult,
+    DeltaResult,
+    SnapshotResult,
+)
+from airflow_provider_cdc.core.run.run import Run, scratch_of
+from airflow_provider_cdc.core.run.staging import StagedFile
+from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 
 RUN_ID = "20260101T000000Z-00000000"
@@ -46,3 +57,18 @@ def delta_result(transactions: int = 0) -> DeltaResult:
 def consolidate_result(**more: Any) -> ConsolidateResult:
     usual: dict[str, Any] = {"published": {}, "rows": {}, "rewound": {}, "nulled": {}, "published_at": PUBLISHED_AT}
     return ConsolidateResult(**usual | {"files_rewritten": 0, "files_adopted": 0} | more)
+
+
+def commit(run: Run, token: str = "try") -> FilesCommitted:
+    """Record the results of the steps before consolidate, as far as they are missing, and a commit of empty copies."""
+    run.finish_step(SNAPSHOT, snapshot_result())
+    run.finish_step(EXTRACT_DELTA, delta_result())
+    files: dict[str, tuple[StagedFile, ...]] = {str(entry.table.name): () for entry in run.manifest.tables}
+    decision = Decision(files, dict.fromkeys(files, 0), {}, 0, 0, PUBLISHED_AT)
+    return run.record_commit(records.write_named(run.folder, "commit/files", decision), token)
+
+
+def publish(run: Run, result: ConsolidateResult | None = None, **more: Any) -> ConsolidateResult:
+    """Record the results of all steps, as far as they are missing."""
+    commit(run)
+    return run.finish_step(CONSOLIDATE, result or consolidate_result(**more))

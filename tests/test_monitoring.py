@@ -25,7 +25,7 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.metrics import METRICS
 from harness.airflow_home import AirflowHome
-from tests.runs import consolidate_result, delta_result, manifest_of, snapshot_result
+from tests.runs import consolidate_result, delta_result, manifest_of, publish, snapshot_result
 
 FOLDER = Path(__file__).parents[1] / "docs/monitoring"
 RULES = yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"][0]["rules"]
@@ -130,7 +130,7 @@ def test_a_backend_gets_the_numbers_of_a_run_and_its_errors(
     run.finish_step("snapshot", snapshot_result(900, tables={"shop.t": TableRead(900, 1, 1, 4096)}, seconds=2.5))
     run.finish_step("extract_delta", delta_result(7))
     done = {"rows": {"shop.t": 901}, "published": {"shop.t": "file:///x"}, "published_at": "2026-01-01T00:00:00+00:00"}
-    run.finish_step("consolidate", consolidate_result(**done))
+    publish(run, consolidate_result(**done))
     code = f"""
 from airflow.sdk.observability import stats
 from airflow.sdk.observability.metrics import stats_utils

@@ -67,7 +67,7 @@ class KnownRuns:
         try:
             return Run.load(folder)
         except ManifestError as error:
-            # A removal deletes the first manifest last. So without it, no later manifest is valid.
+            # A removal deletes the first entry first. So without it, no later entry counts.
             return error.message if Run.exists(folder) else ""
 
     def foreign(self, run: Run) -> str:

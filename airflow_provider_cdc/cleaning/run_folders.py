@@ -1,13 +1,12 @@
 """The folders of runs that ended, and the files that such a run left elsewhere in the lake.
 
-Before a file of an unpublished run is removed, the run's commit is recorded as abandoned. After that, no try of the run
-can publish anything, however late it resumes: it stops with an error. A run that has its commit cannot be stopped like
-this, so its copies are removed only if no reader can ever be led to them.
+Before a file of an unpublished run is removed, the end of the run is recorded in its ledger. After that, no try of the
+run can publish anything, however late it resumes: it stops with an error. A run that has its commit cannot be ended
+like this, so its copies are removed only if no reader can ever be led to them.
 """
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +29,7 @@ from airflow_provider_cdc.core.copies.retention import (
 from airflow_provider_cdc.core.liveness.proof import FILE as DAG_RUN
 from airflow_provider_cdc.core.run.commit_record import decision_of
 from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT
-from airflow_provider_cdc.core.run.run import FILE, WORK_FOLDERS, Commit, Run, is_published
+from airflow_provider_cdc.core.run.run import WORK_FOLDERS, Run, is_published
 from airflow_provider_cdc.core.storage.folder import Storage, entries, folder_times, total
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import ManifestError
@@ -107,8 +106,8 @@ def _missing(run: Run, sink: Sink) -> list[str]:
 
 _WITHOUT_MANIFEST = {
     *WORK_FOLDERS,
-    *("commit", "control", "done", "errors", "steps", MARKS),
-    *("progress.json", "timeline.json", "report.html", "report.md", DAG_RUN),
+    *("commit", "control", "done", "errors", "ledger", "steps", MARKS),
+    *("progress.json", "published.json", "timeline.json", "report.html", "report.md", DAG_RUN),
 }
 """What a task that resumes after the removal of its run may write into the run's folder."""
 
@@ -190,11 +189,9 @@ class RunFolders:
         now, why = self._again(run)
         if now is None:
             return why
-        if (
-            not now.abandoned
-            and not now.record_commit(Commit(uuid.uuid4().hex, now.rests_on, abandoned=True)).abandoned
-        ):
-            return "a task of the run committed meanwhile"
+        state = now.end(f"cleaned up by {self._by}")
+        if state.ended is None:
+            return "a task of the run committed meanwhile" if state.commit is not None else "it changed meanwhile"
         return self._finish(now)
 
     def _remove_placed(self, run: Run) -> str:
@@ -208,9 +205,6 @@ class RunFolders:
         """Remove what is left of a run that can publish nothing any more. Return why something stays."""
         for table, file in self._strays.of_run(run.run_id):
             self._strays.delete(table, [file.name])
-        # A try that resumes after its folder is gone could create another commit. This commit will not be valid.
-        if run.abandoned:
-            run.drop_results()
         if self._server.of_run(run.run_id) and (why := self._server.drop_all(run.run_id)):
             # The folder says whose slot it is, so it stays until the slot is gone.
             return why
@@ -250,7 +244,7 @@ def _remove_work_files(run: Run) -> str:
 
 def _remove_remains(folder: Storage) -> str:
     # A run with this id may have started again meanwhile.
-    if folder.exists(FILE):
+    if Run.exists(folder):
         return "a run with this id began meanwhile"
     remove_remains(folder)
     return ""

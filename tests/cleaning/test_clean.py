@@ -14,7 +14,10 @@ import pytest
 
 from airflow_provider_cdc.cleaning import run_folders
 from airflow_provider_cdc.cleaning.findings import PLACED, RUN, WORK_FILES, CleaningReport
-from airflow_provider_cdc.core.run.run import Commit, Run, is_published
+from airflow_provider_cdc.core.copies import retention
+from airflow_provider_cdc.core.run.ledger import FIRST, FilesCommitted, State
+from airflow_provider_cdc.core.run.run import Run, RunRestarted
+from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestError, StorageUnavailable
 from airflow_provider_cdc.sinks.parquet import ParquetSink
 from tests.cleaning.conftest import AnyTarget, Target, night_id
@@ -83,14 +86,13 @@ def test_a_zombie_of_a_cleaned_run_publishes_nothing(store: str, target_on: AnyT
     target = target_on(store)
     target.night(1)
     zombie, stalled = target.night(2, steps=2), target.night(3, steps=2)
-    decide = Run.record_commit
+    record_commit = Run.record_commit
 
-    def after_cleaning(self: Run, commit: Commit) -> Commit:
+    def after_cleaning(self: Run, record: str, token: str) -> FilesCommitted:
         """The zombie stalls right before its commit, with all files staged."""
-        if commit.abandoned or self.run_id != night_id(3):
-            return decide(self, commit)
-        assert removed(target.clean()) == [(RUN, night_id(2)), (RUN, night_id(3))]
-        return decide(self, commit)
+        if self.run_id == night_id(3):
+            assert removed(target.clean()) == [(RUN, night_id(2)), (RUN, night_id(3))]
+        return record_commit(self, record, token)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Run, "record_commit", after_cleaning)
@@ -115,40 +117,38 @@ def test_a_zombie_that_wakes_up_while_its_files_go_is_told_so(target: Target) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_folders, "remove_folder", lambda *of: (_ for _ in ()).throw(StorageUnavailable("down")))
         assert "the removal failed: [CDC-1502] down" in reason(target.clean(), 1)
-    with pytest.raises(ManifestError, match="was started again or cleaned up"):
+    with pytest.raises(ManifestError, match="was stopped or cleaned up"):
         zombie.steps()[2]()
     assert target.copies() == []
     assert removed(target.clean()) == [(RUN, night_id(1))]
 
 
-def test_a_commit_of_a_zombie_is_not_valid_once_the_fence_is_deleted(target: Target) -> None:
+def test_a_commit_of_a_zombie_does_not_count_once_the_first_entry_is_deleted(target: Target) -> None:
+    """The clean-up is killed when it has deleted the first entry, and nothing else."""
     zombie = Run.load(target.night(1, steps=2).run)
 
-    def killed(run: Run, by: str) -> None:
-        """The clean-up dies after it has deleted the abandoned commit, and nothing else."""
-        (commit,) = [name for name in run.folder.files(f"steps/{run.digest[:16]}") if name.endswith("commit.json")]
-        run.folder.delete_file(commit)
+    def killed(folder: Storage) -> None:
         raise Interrupted
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_folders, "remove_folder", killed)
+        patch.setattr(retention, "remove_remains", killed)
         with pytest.raises(Interrupted):
             target.clean()
-    with pytest.raises(ManifestError, match="depends on an earlier version"):
-        zombie.record_commit(Commit("zombie", zombie.rests_on, "files.json"))
+    with pytest.raises(RunRestarted):
+        zombie.record_commit("files.json", "zombie")
+    assert not Run.exists(zombie.folder)
 
 
 def test_a_run_that_commits_while_it_is_judged_stays_and_is_published(target: Target) -> None:
     late = target.night(1, steps=2)
-    decide = Run.record_commit
+    end = Run.end
 
-    def after_the_run(self: Run, commit: Commit) -> Commit:
-        if commit.abandoned and not is_published(Run.load(late.run)):
-            late.steps()[2]()
-        return decide(self, commit)
+    def after_the_run(self: Run, why: str) -> State:
+        late.steps()[2]()
+        return end(self, why)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "record_commit", after_the_run)
+        patch.setattr(Run, "end", after_the_run)
         assert reason(target.clean(), 1) == "a task of the run committed meanwhile"
     assert target.published() == target.source.history.state(5)
     assert target.clean().removed == ()
@@ -200,10 +200,11 @@ def test_what_the_package_did_not_make_stays(target: Target) -> None:
     for name, text in theirs.items():
         target.lake.write_text(name, text)
     other = target.night(9, steps=2)
-    data = other.run.read_json("manifest.json")
-    other.run.write_json("manifest.json", {**data, "lake": f"{data['lake']}-2"})
     foreign = target.night(10, steps=2)
-    foreign.run.write_json("manifest.json", {**foreign.run.read_json("manifest.json"), "source_conn_id": "another"})
+    for run, field, value in ((other.run, "lake", f"{target.lake.uri}-2"), (foreign.run, "source_conn_id", "another")):
+        begun = run.read_json(FIRST)
+        begun["entry"]["manifest"][field] = value
+        run.write_json(FIRST, begun)
     report = target.clean()
     assert removed(report) == [(RUN, night_id(5))]
     theirs = {name: text for name, text in theirs.items() if night_id(5) not in name}

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.run.spool_chain import Chain
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.snapshot import step as snapshot_step
 from airflow_provider_cdc.jobs.spool import spooler
@@ -83,7 +82,7 @@ def spool_at_once(patch: pytest.MonkeyPatch) -> None:
         spooling = spooler._running.get(step.token)
         until = time.monotonic() + PATIENCE
         while spooling is not None and spooling._thread.is_alive() and time.monotonic() < until:
-            if len(Chain(step.folder, step.run.digest).refresh()) > 1:
+            if len(step.run.pieces()) > 1:
                 break
             time.sleep(0.02)
         pause(step)

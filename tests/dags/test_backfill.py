@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.options.run import StepOptions
+from airflow_provider_cdc.core.run.ledger import FIRST
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.sources.api.registry import open_source
 from airflow_provider_cdc.sources.planning.point import check_point
@@ -149,8 +150,8 @@ def _rebuilt(
             stop.set()
             busy.join()
     copies = {}
-    for manifest in lake.glob("_runs/*/manifest.json"):
-        record = json.loads(manifest.read_text())
+    for entry in lake.glob(f"_runs/*/{FIRST}"):
+        record = json.loads(entry.read_text())["entry"]["manifest"]
         as_of = datetime.fromisoformat(record["options"]["as_of"])
         copies[as_of] = (record["run_id"], record["initial_position"])
     assert sorted(copies) == [begin + number * INTERVAL for number in range(1, INTERVALS + 1)]

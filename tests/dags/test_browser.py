@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.options.declare import FOLDED
+from airflow_provider_cdc.core.run.ledger import FIRST
 from harness import oracle
 from harness.airflow_home import ROOT, AirflowHome
 from harness.airflow_server import running_airflow
@@ -355,8 +356,8 @@ def test_a_person_rebuilds_past_nights_and_so_does_the_api(
     assert site.backfilled() == dict.fromkeys(nights.at[:3], "success")
 
     copies = {}
-    for manifest in lake.glob("_runs/*/manifest.json"):
-        record = json.loads(manifest.read_text())
+    for entry in lake.glob(f"_runs/*/{FIRST}"):
+        record = json.loads(entry.read_text())["entry"]["manifest"]
         copies[datetime.fromisoformat(record["options"]["as_of"])] = record["run_id"], record["initial_position"]
     # The scheduler may have made one of the last of them.
     assert set(nights.at[:3]) <= copies.keys() <= set(nights.at)

@@ -21,6 +21,7 @@ import pytest
 
 from airflow_provider_cdc.core.control import acts, effective
 from airflow_provider_cdc.core.control.acts import act_on
+from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from harness.airflow_home import ROOT, AirflowHome
 from harness.airflow_server import Components, running_airflow
@@ -84,7 +85,7 @@ class Shop:
         assert status == 200, answer
         (name,) = soon(lambda: {*self.lake.folders("_runs")} - before, "no run begins")
         run = self.lake.folder(name)
-        soon(lambda: run.exists("manifest.json"), "no manifest")
+        soon(lambda: Run.exists(run), "the run has not begun")
         return run, expected
 
     def reads(self, run: Storage) -> None:
@@ -243,13 +244,15 @@ def test_a_machine_that_is_started_again_continues_the_run(shop: Shop, when: str
     shop.reads(run)
     if when != "reading":
         act_on(run, "limit", "ann", max_rows_per_second=0)
-        done = "extract_delta" if when == "consolidating" else "commit"
-        soon(lambda: any(done in name for step in run.folders("steps") for name in run.files(step)), "not done")
+        soon(
+            lambda: "extract_delta" in Run.load(run).steps if when == "consolidating" else Run.load(run).committed,
+            "not done",
+        )
     shop.lose_everything()
     lost = time.monotonic()
     assert not shop.guardians()
     soon(lambda: not shop.sessions(), "a session is left")
-    print(f"lost: {sorted(name for step in run.folders('steps') for name in run.files(step))}")
+    print(f"lost: {[*Run.load(run).steps]}")
     shop.write()
     shop.start_again()
     if when == "reading":

@@ -26,7 +26,7 @@ from airflow_provider_cdc.jobs.runtime.driver import done_file
 from harness.dag_runner import DagRunner, DagRunResult
 from harness.mysql_server import MysqlServer
 from tests.dags.watching import STEPS, files_of, in_background, rows_of
-from tests.runs import consolidate_result, manifest_of, snapshot_result
+from tests.runs import consolidate_result, manifest_of, publish, snapshot_result
 
 PASSWORD = "c0rrect-horse-battery"
 ACCOUNTS = 300
@@ -239,7 +239,7 @@ def test_a_publication_is_announced_again_only_if_airflow_does_not_have_its_even
         entries = tuple(RunTable(table, "watermark", "") for table in tables)
         run = Run.create(manifest_of(Storage(tmp_path.as_uri()), run_id, tables=entries, source_conn_id="shop"))
         run.finish_step("snapshot", snapshot_result())
-        run.finish_step("consolidate", consolidate_result(published=uris, rows=dict.fromkeys(uris, 3)))
+        publish(run, consolidate_result(published=uris, rows=dict.fromkeys(uris, 3)))
         run.note_latest(dict(zip(uris, latest, strict=True)))
         return run
 

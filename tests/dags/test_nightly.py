@@ -17,6 +17,7 @@ from typing import Any
 import pymysql
 import pytest
 
+from airflow_provider_cdc.core.run.ledger import FIRST
 from harness.airflow_home import ROOT, AirflowHome
 from harness.airflow_server import running_airflow
 from harness.mysql_server import MysqlServer
@@ -128,7 +129,8 @@ def test_a_night_copies_tells_others_and_says_why_it_failed(night: Night, mysql:
 
     told = json.loads(night.wait("no event reported a copy", lambda: night.told.exists() and night.told.read_text()))
     event = told["events"][0]
-    manifest = json.loads((night.lake / "_runs" / event["run_id"] / "manifest.json").read_text())
+    begun = json.loads((night.lake / "_runs" / event["run_id"] / FIRST).read_text())
+    manifest = begun["entry"]["manifest"]
     as_of = datetime.fromisoformat(manifest["options"]["as_of"])
     assert (as_of.second, as_of.microsecond) == (0, 0)
     assert manifest["run_id"].startswith(f"{as_of:%Y%m%dT%H%M%SZ}")

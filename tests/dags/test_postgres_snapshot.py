@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.run.ledger import FIRST
 from harness.dag_runner import DagRunner, DagRunResult
 from harness.postgres_server import PostgresServer
 from tests.dags.watching import STEPS, files_of, in_background, rows_of
@@ -194,7 +195,7 @@ def test_a_run_that_fails_for_good_leaves_no_slot_either(
 
     def alter(number: int) -> None:
         # The position is fixed.
-        if not seen and any(tmp_path.rglob("manifest.json")):
+        if not seen and any(tmp_path.rglob(FIRST)):
             seen.extend(left_over(postgres))
             postgres.query("ALTER TABLE bank.visits ADD later int", database="bank")
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.run.commit_record import base_of, published_run
 from airflow_provider_cdc.core.run.manifest import RunTable
-from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.run.run import Run, RunRestarted
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.selection import Selection
 from airflow_provider_cdc.jobs.begin.preparation import lake_format
@@ -62,5 +63,7 @@ def begin_run(
         # These positions have no order, so the copies are ordered by the runs' times.
         created_at=f"{run_id[:4]}-{run_id[4:6]}-{run_id[6:8]}T00:00:00+00:00",
     )
-    Run.create(manifest, instead_of=Run.load(run) if Run.exists(run) else None)
+    with suppress(RunRestarted):
+        # A run that has its commit goes on.
+        Run.create(manifest, after=Run.load(run) if Run.exists(run) else None)
     return run

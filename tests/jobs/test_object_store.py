@@ -142,7 +142,7 @@ def test_older_copies_are_removed_on_s3_but_those_of_a_table_that_was_left_out(
         folders = {name: lake.folders(name) for name in lake.folders() if not name.startswith("_")}
         found = [[one.rpartition("=")[2] for one in own if "=" in one] for own in folders.values()]
         # This store still lists empty folders.
-        runs = [one.rpartition("/")[2] for one in lake.folders("_runs") if lake.exists(f"{one}/manifest.json")]
+        runs = [one.rpartition("/")[2] for one in lake.folders("_runs") if Run.exists(lake.folder(one))]
         return [[ids.index(one) for one in own] for own in [*found, runs]]
 
     night(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.results import ConsolidateResult
-from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.errors import CdcError
+from airflow_provider_cdc.core.run.run import Run, RunRestarted
+from airflow_provider_cdc.errors import CdcError, FileDamaged
+from airflow_provider_cdc.jobs.consolidate import step as consolidate
 from airflow_provider_cdc.sinks import parquet
+from tests.interrupting import Interrupted
 from tests.jobs.conftest import MakeRunner, Runner
 from tests.jobs.history_source import NAMES, HistorySource, at, random_history, tables
 from tests.jobs.turns import Turns
@@ -117,6 +120,36 @@ def test_a_step_that_wakes_up_beside_later_ones(
     check(runner)
 
 
+def test_an_error_does_not_matter_if_another_try_has_committed(
+    here: MakeRunner, source: HistorySource, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A try fails while it stages files, because another one commits at that moment, and is killed before it publishes.
+    The first one completes this commit."""
+    runner = begin(here, source, PUBLISH)
+    publish, stage = runner.steps()[PUBLISH], consolidate.stage
+
+    def killed(*arguments: Any) -> None:
+        raise Interrupted
+
+    def overtaken(step: Any) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(consolidate, "stage", stage)
+            patch.setattr(consolidate, "publish", killed)
+            with pytest.raises(Interrupted):
+                publish()
+        raise FileDamaged("a file is gone")
+
+    monkeypatch.setattr(consolidate, "stage", overtaken)
+    publish()
+    assert "has taken the run further" in capsys.readouterr().out
+    check(runner)
+    # Nobody has gone on: the error counts.
+    other = begin(partial(here, run_id="20260102T000000Z-00000000"), source, PUBLISH)
+    monkeypatch.setattr(consolidate, "stage", lambda step: (_ for _ in ()).throw(FileDamaged("a file is gone")))
+    with pytest.raises(FileDamaged):
+        other.steps()[PUBLISH]()
+
+
 @pytest.mark.parametrize("seed", seeds(0, 1, 2))
 def test_a_try_of_a_beginning_that_was_given_up_never_publishes(
     seed: int, here: MakeRunner, source: HistorySource, monkeypatch: pytest.MonkeyPatch
@@ -134,13 +167,13 @@ def test_a_try_of_a_beginning_that_was_given_up_never_publishes(
     with monkeypatch.context() as patch:
         turns.patch(patch)
         patch.setattr(parquet, "ThreadPoolExecutor", _Inline)
-        published, counts = turns.run([runner.steps()[PUBLISH], lambda: Run.create(anew, instead_of=first)])
-    assert isinstance(counts, Run)
-    if counts.manifest == anew:
+        published, begun = turns.run([runner.steps()[PUBLISH], lambda: Run.create(anew, after=first)])
+    if isinstance(begun, Run):
         assert isinstance(published, CdcError)
         assert not list(Path(runner.target.path()).rglob("snapshot=*/*"))
         source.initial = INITIAL + 3
         runner.all()
     else:
+        assert isinstance(begun, RunRestarted)
         assert published == Run.load(runner.run).steps["consolidate"]
     check(runner)

@@ -19,7 +19,6 @@ from airflow_provider_cdc.cleaning import cleaner
 from airflow_provider_cdc.core.liveness.proof import DagRunNames, note_dag_run
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
 from airflow_provider_cdc.core.run.manifest import RunTable
-from airflow_provider_cdc.core.run.results import RESULTS
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage, clock_of
@@ -28,7 +27,7 @@ from airflow_provider_cdc.operators.base import run_id_for
 from airflow_provider_cdc.operators.clean import CleanOperator
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from harness.postgres_server import PostgresServer
-from tests.runs import consolidate_result, manifest_of
+from tests.runs import manifest_of, publish
 from tests.sources.postgres.log.reading import settings as settings_of
 
 Begin = Callable[..., str]
@@ -83,7 +82,7 @@ def begin(source: PostgresSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             )
             note_dag_run(run.folder, DagRunNames("d", dag_run_id, "shop.lock_and_record", 3))
             if published:
-                run.finish_step([*RESULTS][-1], consolidate_result())
+                publish(run)
                 run.note_told()
         return run_id
 

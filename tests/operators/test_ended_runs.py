@@ -15,13 +15,13 @@ from airflow.sdk import DAG
 
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
 from airflow_provider_cdc.core.run.manifest import RunTable
-from airflow_provider_cdc.core.run.run import Commit, Run
+from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.operators.base import run_id_for
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
 from harness.postgres_server import PostgresServer
-from tests.runs import manifest_of
+from tests.runs import commit, manifest_of
 from tests.sources.postgres.log.reading import settings as settings_of
 
 EARLIER = SimpleNamespace(dag_id="d", run_id="earlier", run_after=datetime(2026, 1, 1, tzinfo=UTC))
@@ -141,7 +141,7 @@ def test_what_others_keep_stays(
     """Another group of that DAG run, another deployment, another source of a mapped group; a slot that is to stay."""
     run = begin(**other)
     if "keep_slot" in other:
-        run.record_commit(Commit("try", run.rests_on))
+        commit(run)
     preflight("success")
     assert kept(postgres, source) == (1, 1)
 

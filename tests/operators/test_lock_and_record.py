@@ -20,7 +20,7 @@ from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
-from airflow_provider_cdc.core.run.run import Commit, Run
+from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.records import encode
 from airflow_provider_cdc.core.storage.uri import lake_of
@@ -30,7 +30,7 @@ from airflow_provider_cdc.operators import lock_and_record
 from airflow_provider_cdc.operators.base import run_id_of, scratch_for
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from tests.jobs.history_source import History, HistorySource
-from tests.runs import consolidate_result, manifest_of
+from tests.runs import commit, manifest_of, publish
 
 ORDERS, CLICKS = TableName("shop", "orders"), TableName("shop", "clicks")
 PLAN = encode([TablePlan(ORDERS, "watermark", "it has a key"), TablePlan(CLICKS, "lock", "it has none")])
@@ -175,7 +175,7 @@ def test_published_run_is_kept_whatever_became_of_its_source(source: FakeSource,
     first = operator(tmp_path).execute(context())
     run = Storage(first["run_uri"])
     begun = Run.load(run)
-    begun.record_commit(Commit("t", begun.rests_on, "commit/files-0.json"))
+    commit(begun)
     source.gone = True
     assert operator(tmp_path).execute(context(try_number=2)) == first
     assert len(source.calls) == 1
@@ -198,9 +198,9 @@ def test_a_dag_run_that_is_deleted_and_made_again_does_not_end_well_with_the_cop
     first = task("").execute(context())
     assert first["initial_gtid_set"] == str(position(9))
     # What is decided is still to be put in place.
-    begun.record_commit(Commit("t", begun.rests_on, "commit/files-0.json"))
+    commit(begun)
     assert task("").execute(context()) == first
-    begun.finish_step("consolidate", consolidate_result())
+    publish(begun)
     for as_of in ("", noon):
         with pytest.raises(
             AirflowFailException, match=r"(?s)an earlier DAG run .* has already published its copies.*another run id"

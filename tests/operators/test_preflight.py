@@ -19,7 +19,7 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_cdc.core.run.manifest import RunTable, TablePlan
-from airflow_provider_cdc.core.run.run import Commit, Run
+from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import NAME_BYTES, Table, TableName, folder_name
@@ -30,7 +30,7 @@ from airflow_provider_cdc.operators.preflight import PreflightOperator
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer
-from tests.runs import consolidate_result, delta_result, manifest_of, snapshot_result
+from tests.runs import commit, consolidate_result, delta_result, manifest_of, publish, snapshot_result
 
 
 def preflight(target: str, conf: Mapping[str, Any] | None = None, **arguments: Any) -> dict[str, Any]:
@@ -327,12 +327,12 @@ def test_what_failed_runs_left_is_named_once_they_are_old(tmp_path: Path, caplog
     # A backfill of last year that is in progress.
     begin(lake, "20250102T000000Z-00000000", now)
     published = begin(lake, "20250103T000000Z-00000000", long_ago)
-    published.finish_step("consolidate", consolidate_result())
+    publish(published)
     lake.folder("_runs", "20250104T000000Z-00000000").make_folder("chunks")
     assert find_leftovers(lake.folder("_runs")) == []
     begun = begin(lake, RUN, long_ago)
     assert [found.folders for found in find_leftovers(lake.folder("_runs"))] == [(f"{lake.uri}/_runs/{RUN}",)]
-    begun.record_commit(Commit("a", begun.rests_on, "commit/files-0.json"))
+    commit(begun)
     lake.make_folder(f"shop.orders/snapshot={RUN}")
     with caplog.at_level(logging.WARNING):
         tell_leftovers(lake.folder("_runs"))
@@ -403,7 +403,7 @@ def test_a_plan_goes_by_how_fast_the_last_run_was(shop: str, mysql: MysqlServer,
     run = Run.create(manifest_of(lake, RUN, **found))
     run.finish_step("snapshot", snapshot_result(1000, seconds=2.0))
     run.finish_step("extract_delta", replace(delta_result(), seconds=3.0))
-    run.finish_step("consolidate", consolidate_result(seconds=4.0))
+    publish(run, consolidate_result(seconds=4.0))
     folder = f"{shop}.accounts"
     lake.make_folder(f"{folder}/snapshot={RUN}")
     pq.write_table(pa.table({"id": [1]}), tmp_path / folder / f"snapshot={RUN}/part-0.parquet")

@@ -23,7 +23,7 @@ from airflow.sdk.execution_time import task_runner
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.release import check_not_released
-from airflow_provider_cdc.core.run.run import Commit, Run
+from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.records import encode
 from airflow_provider_cdc.errors import LogGone
@@ -37,7 +37,7 @@ from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.slots import transaction_waits
 from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
 from harness.postgres_server import PostgresServer
-from tests.runs import consolidate_result, manifest_of
+from tests.runs import commit, manifest_of, publish
 from tests.sources.postgres.log.reading import settings as settings_of
 
 OPTIONS = {"chunk_rows": 7, "chunk_pause": 0.0, "lock": {}, "keep_slot": False}
@@ -359,7 +359,7 @@ def test_a_dag_run_that_succeeds_though_its_tasks_were_only_marked_releases_the_
 
 
 @pytest.mark.usefixtures("in_dag_processor")
-@pytest.mark.parametrize(("reached", "left"), [("record", 1), ("commit", 1), ("abandoned", 0), ("", 0)])
+@pytest.mark.parametrize(("reached", "left"), [("record", 1), ("commit", 1), ("ended", 0), ("", 0)])
 def test_a_slot_that_is_to_be_kept_stays_when_the_dag_run_fails_after_it_was_decided_what_is_published(
     postgres: PostgresServer, source: PostgresSource, context: Any, tmp_path: Any, reached: str, left: int
 ) -> None:
@@ -370,9 +370,11 @@ def test_a_slot_that_is_to_be_kept_stays_when_the_dag_run_fails_after_it_was_dec
     run = begin_run(source, run_id, tmp_path, keep_slot=True)
     begun = Run.load(run)
     if reached == "record":
-        begun.finish_step("consolidate", consolidate_result())
-    if reached:
-        begun.record_commit(Commit("try", begun.rests_on, abandoned=reached == "abandoned"))
+        publish(begun)
+    elif reached == "commit":
+        commit(begun)
+    elif reached == "ended":
+        begun.end("stopped by ann")
     release(context)
     assert kept(postgres) == left
     source.discard(begun.manifest.identity)

@@ -14,7 +14,6 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from airflow_provider_cdc.core.liveness.turns import FOLDER
-from airflow_provider_cdc.core.run.results import CONSOLIDATE
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.operators.planning import dag_run_state
@@ -23,7 +22,7 @@ from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
 from airflow_provider_cdc.triggers.pause import PauseTrigger
 from harness.mysql_server import MysqlServer
 from harness.s3_server import s3_environment
-from tests.runs import consolidate_result
+from tests.runs import publish
 
 Begin = Callable[..., Any]
 
@@ -103,7 +102,7 @@ def test_a_second_run_is_refused_until_the_first_one_has_ended(airflow: Deployme
     airflow.preflight("elsewhere", concurrent_runs="refuse", tables=[f"{airflow.schema}.b"])
     airflow.preflight("planned", concurrent_runs="refuse", plan_only=True)
     airflow.preflight("beside")
-    first.finish_step(CONSOLIDATE, consolidate_result())
+    publish(first)
     airflow.preflight("third", concurrent_runs="refuse")
     with pytest.raises(AirflowFailException, match="third of the DAG d is running"):
         airflow.preflight("fourth", concurrent_runs="refuse")
@@ -121,7 +120,7 @@ def test_a_second_run_waits_until_the_first_one_has_ended(
         if len(naps) < 3:
             return
         if why == "published":
-            first.finish_step(CONSOLIDATE, consolidate_result())
+            publish(first)
         elif why == "failed":
             airflow.states["first"] = "failed"
         else:
@@ -156,7 +155,7 @@ def test_runs_of_two_deployments_of_airflow_see_each_other_on_s3(
     assert first.run_id in str(told.value)
     with pytest.raises(AirflowFailException, match="under way"):
         other.preflight("third", concurrent_runs="wait", concurrent_wait_seconds=0.1)
-    first.finish_step(CONSOLIDATE, consolidate_result())
+    publish(first)
     other.preflight("fourth", concurrent_runs="wait")
     with pytest.raises(AirflowFailException, match="Airflow does not know its DAG run"):
         one.preflight("fifth", concurrent_runs="refuse")
@@ -203,7 +202,7 @@ def test_a_run_waits_in_the_triggerer_if_airflow_defers_by_default(
     with pytest.raises(TaskDeferred) as deferred:
         airflow.preflight("second", concurrent_runs="wait")
     assert isinstance(deferred.value.trigger, PauseTrigger)
-    first.finish_step(CONSOLIDATE, consolidate_result())
+    publish(first)
     dag, group = airflow.group(concurrent_runs="wait")
     resumed = getattr(group.preflight, deferred.value.method_name)
     resumed(airflow.context(dag, "second", "g.preflight"), event=None)

@@ -22,7 +22,7 @@ from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import LogGone, ManifestError
 from airflow_provider_cdc.report.facts import SLOWEST, DagRunName, Failed, Report, Section, snippets_of
 from airflow_provider_cdc.report.page import to_html, write_failure, write_report
-from tests.runs import consolidate_result, delta_result, manifest_of, snapshot_result
+from tests.runs import consolidate_result, delta_result, manifest_of, publish, snapshot_result
 
 ODD = TableName("shop", "<script>alert('1')</script>|`a`\n*b*")
 POSITION = "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5"
@@ -38,8 +38,8 @@ def published(tmp_path: Path) -> Run:
     write_timeline(run.folder, [Bar(name, n, f"host-{n % 2}:1", 1e9 + n, 1.5 + n, 100, 2**20) for n in range(12)])
     run.finish_step("snapshot", snapshot_result(1234, tables={name: TableRead(1234, 3, 2, 2**20)}, seconds=2.0))
     run.finish_step("extract_delta", delta_result(7))
-    run.finish_step(
-        "consolidate",
+    publish(
+        run,
         consolidate_result(
             published={name: "file:///x"},
             rows={name: 1234},
@@ -139,7 +139,7 @@ def test_one_of_a_thing_is_told_as_one(tmp_path: Path) -> None:
     write_timeline(run.folder, [Bar(name, 0, "host-0:1", 1e9, 1.5, 1, 2**20)])
     run.finish_step("snapshot", snapshot_result(1, tables={name: TableRead(1, 1, 1, 2**20)}, seconds=2.0))
     run.finish_step("extract_delta", delta_result(1))
-    run.finish_step("consolidate", consolidate_result(published={name: "file:///x"}, rows={name: 1}))
+    publish(run, consolidate_result(published={name: "file:///x"}, rows={name: 1}))
     uri = write_report(Run.load(run.folder), DAG_RUN)
     text = "".join(Seen(Path(uri.removeprefix("file://")).read_text()).text)
     assert f"Copy of 1 table, run {run.run_id}" in text
@@ -196,9 +196,7 @@ def test_the_time_that_a_run_took_ends_with_its_publication(tmp_path: Path) -> N
     run.finish_step("snapshot", snapshot_result(1))
     run.finish_step("extract_delta", delta_result(1))
     published_at = "2026-01-02T01:10:00+00:00"
-    run.finish_step(
-        "consolidate", consolidate_result(published={str(ODD): "/x"}, rows={str(ODD): 1}, published_at=published_at)
-    )
+    publish(run, consolidate_result(published={str(ODD): "/x"}, rows={str(ODD): 1}, published_at=published_at))
     write_report(Run.load(run.folder), DAG_RUN)
     assert "1 h 11 min, from" in (tmp_path / "_runs" / run.run_id / "report.html").read_text()
 

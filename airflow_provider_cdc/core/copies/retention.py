@@ -27,7 +27,7 @@ from typing import Any, Protocol
 from airflow_provider_cdc.core.copies.head import Copy, is_newer, is_of_another_source
 from airflow_provider_cdc.core.copies.removal import MARKS, has_marks, mark, marked_folders
 from airflow_provider_cdc.core.run.commit_record import decision_of
-from airflow_provider_cdc.core.run.run import FILE, Run, is_published, run_id_in, was_told
+from airflow_provider_cdc.core.run.run import Run, is_published, remove_state, run_id_in, was_told, written_state
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.shards.copy_tables import copy_names
 from airflow_provider_cdc.core.shards.published import files_of_copy, published_copies
@@ -101,8 +101,7 @@ class Runs:
             bases = {entry.base for entry in run.manifest.tables if table is None or entry.table.copy_name == table}
             if run_id in bases and not is_over(run) and not is_stuck(run, self._lake):
                 return name
-        # A damaged manifest, or a manifest of another version, cannot be decoded, but its text still contains the run
-        # ids.
+        # A damaged entry, or an entry of another version, cannot be decoded, but its text still contains the run ids.
         return next((name for name, text in self._unreadable.items() if run_id in text), "")
 
     def _read(self, name: str) -> Run | str:
@@ -110,14 +109,14 @@ class Runs:
         try:
             return Run.load(folder)
         except ManifestError:
-            return "\n".join(
-                _text(folder, file_name) for file_name in folder.files() if file_name.startswith("manifest")
-            )
+            # Without its first entry, a folder is not a run, but what is left of one.
+            names = written_state(folder) if Run.exists(folder) else []
+            return "\n".join(_text(folder, file_name) for file_name in names)
 
 
 def is_over(run: Run) -> bool:
     """Return whether the run can publish nothing more, even if a try of the run resumes late."""
-    return is_published(run) or (run.abandoned and not run.continues)
+    return is_published(run) or run.ended
 
 
 def is_stuck(run: Run, lake: Lake) -> bool:
@@ -277,10 +276,7 @@ def remove_folder(run: Run, by: str) -> None:
             return
     for table in tables_of(run) if is_published(run) else copy_names(run.manifest.tables):
         mark(run, table, by)
-    # A folder without a manifest is not a run, so the manifests are deleted first.
-    for name in [name for name in run.folder.files() if name.startswith("manifest") and name != FILE]:
-        run.folder.delete_file(name)
-    run.folder.delete_file(FILE)
+    remove_state(run.folder)
     remove_remains(run.folder)
 
 

@@ -124,7 +124,6 @@ class Turns:
     def _verdict_of_run(self, run: Run, names: DagRunNames | None, now: datetime) -> Verdict:
         if is_published(run):
             return Verdict(True, "it is published")
-        # A run that began again is loaded with its last manifest. It is abandoned only until it has begun again.
         return judge(names, run.folder.newest_time(), now, self._state_of, timedelta(0))
 
     def _without_turn(self, known: Collection[str], turn: TableTurn, now: datetime) -> Iterator[Other]:

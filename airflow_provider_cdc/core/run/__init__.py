@@ -1,1 +1,1 @@
-"""A run: its folder, manifest, steps, commit and results."""
+"""A run: its folder, ledger, manifest, commit and results."""

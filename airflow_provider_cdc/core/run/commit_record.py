@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from airflow_provider_cdc.core.certificate.totals import Proof, total_of
 from airflow_provider_cdc.core.run.feed import Feed
-from airflow_provider_cdc.core.run.manifest import Base, FeedGap, Place
-from airflow_provider_cdc.core.run.results import Nulled, Skipped
+from airflow_provider_cdc.core.run.ledger import FIRST, FilesCommitted, State
+from airflow_provider_cdc.core.run.manifest import Base, FeedGap, Manifest, Place
+from airflow_provider_cdc.core.run.results import CONSOLIDATE, ConsolidateResult, Nulled, Skipped
 from airflow_provider_cdc.core.run.run import Run, is_published
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.storage import records
@@ -88,6 +89,57 @@ def decision_of(run: Run) -> Decision:
     return decision
 
 
+_PUBLISHED = "published.json"
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """What later runs need of a published run. They read this record, and not the whole ledger.
+
+    ``first`` is the digest of the first entry of the run's ledger. It shows whether the record belongs to the run: a
+    run that was removed may begin again with the same id. ``digest`` identifies the manifest (`Run.digest`).
+    ``position`` is the position at which the copies are exact. ``record`` names the commit record.
+    """
+
+    first: str
+    digest: str
+    position: str
+    record: str
+    manifest: Manifest
+    result: ConsolidateResult
+
+
+def write_published(run: Run) -> None:
+    """Write the record of a published run for later runs."""
+    state, result = run.state, run.result_of(ConsolidateResult)
+    if state.chain and state.commit is not None:
+        published = PublishedRun(
+            state.chain[0], state.digest, run.position_text, state.commit.record, run.manifest, result
+        )
+        records.write(run.folder, _PUBLISHED, published)
+
+
+def _read_published(folder: Storage) -> Run | None:
+    try:
+        first = records.digest_of(folder.read_json(FIRST))
+        data = folder.read_json(_PUBLISHED)
+    except FileNotFoundError:
+        # The run is not published, or the attempt that published it was killed before it wrote the record.
+        return None
+    published = records.decode(PublishedRun, data, folder.uri_of(_PUBLISHED))
+    if published.first != first:
+        return None
+    state = State(
+        chain=(first,),
+        digest=published.digest,
+        manifest=published.manifest,
+        steps={CONSOLIDATE: published.result},
+        position=published.position,
+        commit=FilesCommitted(published.record, ""),
+    )
+    return Run(folder, published.manifest, state)
+
+
 def published_run(scratch: Storage, run_id: str) -> Run:
     """Return a run that published its copies.
 
@@ -95,7 +147,7 @@ def published_run(scratch: Storage, run_id: str) -> Run:
     :raises ManifestError: the run does not exist, or did not publish.
     """
     folder = scratch.folder(run_id)
-    run = Run.load(folder)
+    run = _read_published(folder) or Run.load(folder)
     if not is_published(run) or run.commit is None:
         raise ManifestError("the run did not publish", where=folder.uri, hint="read the tables in full")
     return run

@@ -190,7 +190,7 @@ class InitialPoint:
     superseded: tuple[Facts, ...] = ()
 
 
-FORMAT = 5
+FORMAT = 6
 LAKE_FORMAT = "parquet"
 """The default format in which runs publish."""
 

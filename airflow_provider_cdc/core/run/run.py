@@ -1,31 +1,50 @@
 """A run: one execution, its folder, the records in that folder, and its state.
 
-``<scratch>/<run_id>/manifest.json`` is written when the run begins (`jobs.begin.initial_position`). The result of each
-finished step is a separate record, ``steps/<digest of the manifest>/<task_id>.json``, which only one try can create.
-The record of a step contains the digests of the records that it depends on. The work of a step is valid only if one of
-these records, or a record that they name, contains it. A retry repeats all work that no record contains.
+The decisions of a run are the entries of its ledger (`core.run.ledger`): it begins with a manifest
+(`jobs.begin.initial_position`), it may move to a later position with another manifest, its steps end, and it commits
+and publishes. The state of the run follows from these entries. The work of a step is valid only if an entry, or a
+record that an entry names, contains it. A retry repeats all work that no entry contains.
 
-If the source no longer has the log since the initial position, the run begins anew, with ``manifest-2.json``, and so
-on. Only the last manifest is valid. Before another manifest is written, the *commit* of the previous manifest is
-recorded as ``abandoned``. (A commit is the decision about which files are published.) So at most one manifest of a run
-can be published, even if a try is still working on an earlier manifest.
+Only the last manifest is valid. The entry with another manifest makes the results of the steps before it void, and no
+entry of an attempt that still works under the earlier manifest can follow it. So at most one manifest of a run can be
+published.
 """
 
 from __future__ import annotations
 
-import re
-import uuid
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import Position
-from airflow_provider_cdc.core.run.manifest import FORMAT, Manifest
-from airflow_provider_cdc.core.run.results import CONSOLIDATE, RESULTS, SnapshotResult, StepResult, Told
+from airflow_provider_cdc.core.run import published_v5
+from airflow_provider_cdc.core.run.ledger import (
+    FIRST,
+    FOLDER,
+    Begun,
+    CopiesPublished,
+    Ended,
+    Entry,
+    Extracted,
+    FilesCommitted,
+    Ledger,
+    Moved,
+    PieceTaken,
+    ReadsEnded,
+    State,
+)
+from airflow_provider_cdc.core.run.manifest import Manifest
+from airflow_provider_cdc.core.run.results import (
+    CONSOLIDATE,
+    RESULTS,
+    ConsolidateResult,
+    DeltaResult,
+    SnapshotResult,
+    StepResult,
+    Told,
+)
 from airflow_provider_cdc.core.run.results import FILE as TOLD
-from airflow_provider_cdc.core.run.spool_chain import spooling_identity
+from airflow_provider_cdc.core.run.spool_chain import Link, spooling_identity
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.uri import LakeUri
@@ -33,67 +52,70 @@ from airflow_provider_cdc.errors import CommitUnknown, ManifestError, StorageUna
 
 SCRATCH = "_runs"
 """The default scratch: a folder in the lake for the folders of runs."""
-FILE = "manifest.json"
 WORK_FOLDERS = ("chunks", "delta", "staged")
 """The folders of a run that are needed only while the run is in progress."""
 
-_COMMIT = "commit"
-_FOLLOWING = "commit/manifest"
 _IS_LATEST = "latest.json"
-_LATER = re.compile(r"manifest-([0-9]+)\.json")
 
 Result = TypeVar("Result", bound=StepResult)
 
 
-@dataclass(frozen=True)
-class StepRecord:
-    """The result of one try of a step. ``found`` is an object of a class in `core.run.results`. ``token`` identifies
-    the try. ``rests_on`` has the digests of the manifest (under ``manifest``) and of the results of the earlier
-    steps."""
-
-    task_id: str
-    token: str
-    rests_on: dict[str, str]
-    found: Any
-
-
-@dataclass(frozen=True)
-class Commit:
-    """The decision about which files are published. It is made only once. ``record`` names the record with the files.
-    ``token`` identifies the try that made the decision. If the commit is ``abandoned``, nothing is ever published for
-    this manifest, because the run began anew. In this case, ``record`` names the record of the manifest that follows.
-    It is empty if no manifest follows, because the run was stopped or cleaned up."""
-
-    token: str
-    rests_on: dict[str, str]
-    record: str = ""
-    abandoned: bool = False
+class RunRestarted(Exception):
+    """Ends the work of an attempt, because the run has moved, has begun anew, was ended or was removed since the
+    attempt read its state. The attempt reads the state again, and decides again what to do."""
 
 
 class Run:
     """A run that has begun, with the results of its steps so far.
 
-    ``steps`` has the results of finished steps, by task_id, in the order of the steps. ``rests_on`` has the digests of
-    the manifest and of these results, for records that depend on them.
+    ``state`` is the state with which this attempt works. It changes only by the entries of this attempt and by
+    `refresh`, and its manifest never changes.
     """
 
-    def __init__(self, folder: Storage, manifest: Manifest, digest: str, generation: int) -> None:
+    def __init__(self, folder: Storage, manifest: Manifest, state: State) -> None:
         self.folder = folder
         self.manifest = manifest
-        self.digest = digest
-        self.generation = generation
-        self.steps: dict[str, StepResult] = {}
-        self.commit: Commit | None = None
-        self.rests_on: dict[str, str] = {}
+        self.state = state
+        self._ledger = Ledger(folder)
 
     @property
     def run_id(self) -> str:
         return self.manifest.run_id
 
+    @property
+    def digest(self) -> str:
+        """The digest of the entry with the manifest. It identifies the manifest."""
+        return self.state.digest
+
+    @property
+    def generation(self) -> int:
+        """The number of the manifest: 1 is the first one."""
+        return len(self.state.earlier) + 1
+
+    @property
+    def steps(self) -> Mapping[str, StepResult]:
+        """The results of the finished steps, by task_id, in the order of the steps."""
+        return self.state.steps
+
+    @property
+    def commit(self) -> FilesCommitted | None:
+        """The decision about which files are published."""
+        return self.state.commit
+
+    @property
+    def committed(self) -> bool:
+        return self.state.commit is not None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run was stopped or cleaned up, and has not begun anew."""
+        return self.state.ended is not None
+
     def expected_identity(self) -> Facts:
         """Return the identity with which the source must be checked. It is the identity in the manifest, with the end
         of the log that the run has spooled so far."""
-        return spooling_identity(self.manifest.identity, self.folder, self.digest, self.manifest.options.log.spool)
+        spool, pieces = self.manifest.options.log.spool, self.pieces()
+        return spooling_identity(self.manifest.identity, pieces[-1] if pieces else None, spool)
 
     @property
     def digests(self) -> frozenset[str]:
@@ -115,19 +137,9 @@ class Run:
 
         :raises ManifestError: the snapshot step determines this position, and is not finished.
         """
-        return (
-            self.result_of(SnapshotResult).snapshot_upper if self.manifest.at_upper else self.manifest.initial_position
-        )
-
-    @property
-    def committed(self) -> bool:
-        """Whether the run has a commit that is not abandoned. The commit decides which files are published."""
-        return self.commit is not None and not self.commit.abandoned
-
-    @property
-    def abandoned(self) -> bool:
-        """Whether the run began anew. In this case, this manifest is no longer valid."""
-        return self.commit is not None and self.commit.abandoned
+        if self.state.position is None:
+            return self.result_of(SnapshotResult).snapshot_upper
+        return self.state.position
 
     def result_of(self, kind: type[Result]) -> Result:
         """Return the result of an earlier step, by its class.
@@ -144,28 +156,28 @@ class Run:
             hint=f"clear the task `{task_id}` and all tasks after it",
         )
 
-    def finish_step(self, task_id: str, found: Result, token: str = "") -> Result:
+    def finish_step(self, task_id: str, found: Result) -> Result:
         """Record the result of a finished step, and return the recorded result.
 
-        A concurrent try of the step may already have recorded a result. In this case, return the result of that try,
+        A concurrent attempt may already have recorded a result. In this case, return the result of that attempt,
         because later steps may depend on it.
 
-        :param token: identifies this try.
+        :raises RunRestarted: the result does not count, because the run went on without it.
         """
-        record = StepRecord(task_id, token or uuid.uuid4().hex, self.rests_on, records.encode(found))
-        self.folder.create_json(self._name(task_id), records.encode(record))
-        # Return the result after reading it back from JSON, because every later reader gets the result in this form.
-        self._load(task_id)
+        self._append(_ended_step(found), lambda: task_id in self.steps)
+        # Return the result as read from JSON, because every later reader gets the result in this form.
         return self.result_of(type(found))
 
-    def record_commit(self, commit: Commit) -> Commit:
+    def record_commit(self, record: str, token: str) -> FilesCommitted:
         """Record the commit, unless a commit is already recorded. Return the recorded commit. A commit never changes.
 
+        :param record: the name of the record with the files to publish.
+        :param token: identifies this attempt.
         :raises CommitUnknown: it is unknown whether the commit was recorded, because the store failed.
+        :raises RunRestarted: the run has moved, has begun anew, was ended or was removed.
         """
         try:
-            self.folder.create_json(self._name(_COMMIT), records.encode(commit))
-            self._load(_COMMIT)
+            self._append(FilesCommitted(record, token), lambda: self.committed)
         except StorageUnavailable as error:
             raise CommitUnknown(
                 f"cannot tell whether the commit of this run was stored: {error.message}",
@@ -175,17 +187,75 @@ class Run:
         assert self.commit is not None
         return self.commit
 
-    def drop_results(self) -> None:
-        """Delete the results of the steps of an abandoned run. A commit depends on these results. So after this, no try
-        can create a valid commit, even if the record of the abandoned commit is deleted, too."""
-        # Each result depends on those of the earlier steps.
-        for task_id in reversed(RESULTS):
-            with suppress(FileNotFoundError):
-                self.folder.delete_file(self._name(task_id))
+    def _append(self, entry: Entry, is_recorded: Callable[[], bool]) -> None:
+        """Record an entry, unless ``is_recorded``. The entries of other attempts under the same manifest do not matter:
+        they are pieces of the log, or results of the same work.
+
+        :raises RunRestarted: the run has another manifest now, has ended, or was removed.
+        """
+        while True:
+            self.refresh()
+            if is_recorded():
+                return
+            if self.ended:
+                raise RunRestarted
+            if not self.state.permits(entry):
+                raise ManifestError(
+                    f"the entry {type(entry).__name__} cannot follow the entries of this run: an earlier step is not "
+                    "finished",
+                    where=self.folder.uri,
+                    hint="clear the task of the first step that is not finished, and all tasks after it",
+                )
+            present = self._ledger.append(self.state, entry)
+            if present is not None:
+                self._take_over(present)
+                return
+
+    def pieces(self, line: str = "") -> tuple[Link, ...]:
+        """Return the pieces of the log that were recorded under the present manifest so far, also those of other
+        attempts.
+
+        :param line: see `PieceTaken`.
+        """
+        state = self._ledger.state()
+        return (state if state.digest == self.digest else self.state).pieces.get(line, ())
+
+    def take_piece(self, line: str, piece: Link) -> bool:
+        """Record a piece of the log. Return False if it does not count: another attempt has recorded this stretch of
+        the log, the reads have ended, or the run went on without this manifest."""
+        while (state := self._ledger.state()).digest == self.digest and state.permits(PieceTaken(line, piece)):
+            if self._ledger.append(state, PieceTaken(line, piece)) is not None:
+                return True
+        return False
+
+    def move(self, manifest: Manifest) -> bool:
+        """Give the run another manifest, with a later position. Return False if any other entry was recorded since the
+        state of this run was read: the position of ``manifest`` may not contain a piece of the log, or an attempt
+        goes on with results of the present manifest."""
+        return self._ledger.append(self.state, Moved(manifest)) is not None
+
+    def end(self, why: str) -> State:
+        """Make sure that nothing of the run is published, unless it is started again. Return the present state. It has
+        not ended if the run has its commit, has begun anew, or was removed."""
+        while True:
+            state = self._ledger.state()
+            if state.digest == self.digest:
+                self.state = state
+            if state.begun != self.state.begun or not state.permits(Ended(why)):
+                return state
+            self._ledger.append(state, Ended(why))
 
     def refresh(self) -> None:
-        """Read the results of the steps, and the commit, again."""
-        self._load()
+        """Read the entries since the state of this run was read.
+
+        :raises RunRestarted: the run has another manifest now, or was removed.
+        """
+        self._take_over(self._ledger.state())
+
+    def _take_over(self, state: State) -> None:
+        if state.digest != self.digest:
+            raise RunRestarted
+        self.state = state
 
     def note_latest(self, is_latest: Mapping[str, bool]) -> None:
         """Record, by the table's name, whether this run's copy is now the table's latest copy; see `read_is_latest`."""
@@ -209,125 +279,39 @@ class Run:
     @classmethod
     def exists(cls, folder: Storage) -> bool:
         """Return whether a run began in ``folder``."""
-        return folder.exists(FILE)
+        return folder.exists(FIRST) or folder.exists(published_v5.FILE)
 
     @classmethod
     def load(cls, folder: Storage) -> Run:
-        """Read the manifest in ``folder`` (if the run began anew: the last manifest) and the results of its steps.
+        """Read the state of the run in ``folder``.
 
-        :raises ManifestError: there is no manifest, the manifest is of another run or folder, or this version cannot
-            read it.
+        :raises ManifestError: no run has begun, the run is of another folder, or this version cannot read it.
         """
-        generations = [1, *(int(match[1]) for name in folder.files() if (match := _LATER.fullmatch(name)))]
-        generation = max(generations)
-        name = _manifest_name(generation)
-        if not folder.exists(name):
+        state = Ledger(folder).state()
+        if state.manifest is None and (published := published_v5.read_published(folder)) is not None:
+            state = published
+        if state.manifest is None:
             raise ManifestError(
                 "there is no manifest",
                 where=folder.uri,
                 hint="clear the task `lock_and_record`, which writes the manifest, and all tasks after it",
             )
-        data = records.read_data(folder, name)
-        if isinstance(data, dict) and data.get("format") != FORMAT:
-            raise ManifestError(
-                f"the manifest has format {data.get('format')!r}; this version reads {FORMAT}",
-                where=folder.uri,
-                hint=records.OTHER_VERSION,
-            )
-        manifest = records.decode(Manifest, data, folder.uri_of(name))
-        _check_own(folder, manifest)
-        run = cls(folder, manifest, records.digest_of(data), generation)
-        run._load()
-        return run
-
-    def earlier_manifests(self) -> list[Manifest]:
-        """Return the manifests that the run had before, the first one first."""
-        names = [_manifest_name(generation) for generation in range(1, self.generation)]
-        return [records.read(Manifest, self.folder, name) for name in names if self.folder.exists(name)]
+        _check_own(folder, state.manifest)
+        return cls(folder, state.manifest, state)
 
     @classmethod
-    def create(cls, manifest: Manifest, instead_of: Run | None = None) -> Run:
-        """Write a manifest, unless a concurrent try has already written one. Return the run with the manifest that was
-        written first.
+    def create(cls, manifest: Manifest, after: Run | None = None) -> Run:
+        """Begin a run.
 
-        :param instead_of: the run with the manifest that is valid until now. This manifest is abandoned, unless the run
-            already has a commit.
+        :param after: the run as it is until now, if it begins anew.
+        :raises RunRestarted: the run has begun already, any entry was recorded since ``after`` was read, or it has its
+            commit.
         """
         folder = Storage(manifest.scratch).folder(manifest.run_id)
-        if instead_of is None:
-            folder.create_json(_manifest_name(1), records.encode(manifest))
-            return cls.load(folder)
-        following = records.write_named(folder, _FOLLOWING, manifest)
-        was_abandoned = instead_of.abandoned
-        commit = instead_of.record_commit(Commit(uuid.uuid4().hex, instead_of.rests_on, following, abandoned=True))
-        if commit.abandoned and not instead_of.begin_following() and was_abandoned:
-            # The run was stopped or cleaned up before, and is now started again. If it is stopped at this moment, it
-            # stays stopped.
-            folder.create_json(_manifest_name(instead_of.generation + 1), records.encode(manifest))
+        state = after.state if after is not None else State()
+        if (after is None and cls.exists(folder)) or Ledger(folder).append(state, Begun(manifest)) is None:
+            raise RunRestarted
         return cls.load(folder)
-
-    @property
-    def continues(self) -> bool:
-        """Whether the run began anew with a manifest that the commit of this manifest names."""
-        return self.commit is not None and self.commit.abandoned and bool(self.commit.record)
-
-    def begin_following(self) -> bool:
-        """Write the manifest that follows, if the run goes on. Return whether it does. The attempt that abandoned the
-        present manifest may have been killed before it wrote the following one."""
-        if self.commit is None or not self.continues:
-            return False
-        following = records.read_named(Manifest, self.folder, self.commit.record)
-        self.folder.create_json(_manifest_name(self.generation + 1), records.encode(following))
-        return True
-
-    @property
-    def _steps(self) -> str:
-        return f"steps/{self.digest[:16]}"
-
-    def _name(self, record: str) -> str:
-        return f"{self._steps}/{record}.json"
-
-    def _load(self, known: str = "") -> None:
-        """Read the results of the steps, and the commit.
-
-        :param known: a record that exists, even if the store does not list it in the folder yet.
-        """
-        names = {name for name in self.folder.files(self._steps) if name.endswith(".json")}
-        names |= {self._name(known)} if known else set()
-        data = {name.rpartition("/")[2].removesuffix(".json"): records.read_data(self.folder, name) for name in names}
-        commit = data.pop(_COMMIT, None)
-        if strange := data.keys() - RESULTS.keys():
-            raise ManifestError(
-                f"the run has a record of an unknown step: {min(strange)}",
-                where=self.folder.uri_of(self._steps),
-                hint=records.HINT,
-            )
-        digests = {"manifest": self.digest, **{task_id: records.digest_of(record) for task_id, record in data.items()}}
-        steps = {task_id: self._decode(StepRecord, task_id, record) for task_id, record in data.items()}
-        grounds = {task_id: step.rests_on for task_id, step in steps.items()}
-        self.commit = None
-        if commit is not None:
-            self.commit = self._decode(Commit, _COMMIT, commit)
-            if not self.commit.abandoned:
-                grounds[_COMMIT] = self.commit.rests_on
-        for name, rests_on in grounds.items():
-            for ground, digest in rests_on.items():
-                if digests.get(ground) != digest:
-                    raise ManifestError(
-                        f"the record {name} of this run depends on an earlier version of the record {ground}, which "
-                        "was replaced",
-                        where=self.folder.uri_of(self._name(name)),
-                        hint=records.HINT,
-                    )
-        self.steps = {
-            task_id: self._decode(kind, task_id, steps[task_id].found)
-            for task_id, kind in RESULTS.items()
-            if task_id in steps
-        }
-        self.rests_on = digests
-
-    def _decode(self, kind: type[records.Record], name: str, data: Any) -> records.Record:
-        return records.decode(kind, data, self.folder.uri_of(self._name(name)))
 
 
 def scratch_of(lake: str) -> str:
@@ -348,6 +332,19 @@ def read_is_latest(folder: Storage) -> dict[str, bool]:
     return records.read(dict[str, bool], folder, _IS_LATEST)
 
 
+def written_state(folder: Storage) -> list[str]:
+    """Return the names of the files with the state of a run, also of a run of another version."""
+    return [*folder.files(FOLDER), *published_v5.manifests(folder)]
+
+
+def remove_state(folder: Storage) -> None:
+    """Remove the state of a run. After that, ``folder`` has no run, and no entry of an attempt that goes on counts."""
+    # Without the first entry, no other entry counts, so it is deleted first. Of format 5, the last manifest counts.
+    folder.delete_file(FIRST)
+    for name in reversed(published_v5.manifests(folder)):
+        folder.delete_file(name)
+
+
 def is_published(run: Run) -> bool:
     """Return whether all of the run's copies were published."""
     return CONSOLIDATE in run.steps
@@ -358,8 +355,14 @@ def was_told(run: Run) -> bool:
     return run.folder.exists(TOLD)
 
 
-def _manifest_name(generation: int) -> str:
-    return FILE if generation == 1 else f"manifest-{generation}.json"
+def _ended_step(found: StepResult) -> Entry:
+    match found:
+        case SnapshotResult():
+            return ReadsEnded(found)
+        case DeltaResult():
+            return Extracted(found)
+        case ConsolidateResult():
+            return CopiesPublished(found)
 
 
 def _check_own(folder: Storage, manifest: Manifest) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from airflow_provider_cdc.core.copies.head import source_of
@@ -20,8 +21,7 @@ from airflow_provider_cdc.core.run.manifest import (
     MissedPast,
     TablePlan,
 )
-from airflow_provider_cdc.core.run.run import Run, scratch_of
-from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.core.run.run import Run, RunRestarted, scratch_of
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.selection import Selection
 from airflow_provider_cdc.core.tables.table import TableName
@@ -122,13 +122,14 @@ def begin(
     # A concurrent attempt may already have begun the run, and may have read chunks since. In that case, continue the
     # run that the other attempt began. A row must never be rewound to a position that was recorded after the row was
     # read.
-    run: Run | None = None
-    while run is None or run.digest != records.digest_of(manifest):
+    while True:
         current = _current(folder)
         if current is not None and _goes_on(current, source, plans, options):
             _discard(source, initial.identity)
             return current
-        run = Run.create(manifest, instead_of=current)
+        with suppress(RunRestarted):
+            run = Run.create(manifest, after=current)
+            break
     for identity in initial.superseded:
         _discard(source, identity)
     _log.info(
@@ -142,10 +143,7 @@ def begin(
 
 
 def _current(folder: Storage) -> Run | None:
-    if not Run.exists(folder):
-        return None
-    run = Run.load(folder)
-    return Run.load(folder) if run.begin_following() else run
+    return Run.load(folder) if Run.exists(folder) else None
 
 
 def _goes_on(run: Run, source: Source, plans: Sequence[TablePlan], options: StepOptions) -> bool:
@@ -157,7 +155,7 @@ def _goes_on(run: Run, source: Source, plans: Sequence[TablePlan], options: Step
             where=run.folder.uri,
             hint="correct the connection, or trigger a new run",
         )
-    if run.abandoned:
+    if run.ended:
         return False
     if not run.committed:
         try:

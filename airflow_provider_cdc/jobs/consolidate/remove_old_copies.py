@@ -5,7 +5,6 @@ The run is already published, so a failure here does not fail the run. The next 
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -27,7 +26,7 @@ from airflow_provider_cdc.core.copies.retention import (
     tables_of,
     without_copies,
 )
-from airflow_provider_cdc.core.run.run import Commit, Run, read_is_latest
+from airflow_provider_cdc.core.run.run import Run, read_is_latest
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import CdcError
@@ -142,8 +141,8 @@ class _Retention:
             self._copies[str(one.table)] = (*self._copies.get(str(one.table), ()), self._uri(one))
 
     def _remove_lifeless(self, run: Run) -> None:
-        # After this commit, no try of the run can publish anything.
-        if not run.record_commit(Commit(uuid.uuid4().hex, run.rests_on, abandoned=True)).abandoned:
+        # After this entry, no try of the run can publish anything.
+        if run.end(f"removed by run {self._run.run_id}, because it had written nothing for days").ended is None:
             if not is_stuck(run, self._sink):
                 return
             # Some files may have been moved to the copy's folder already. No reader uses these files, because no record

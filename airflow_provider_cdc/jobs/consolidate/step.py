@@ -20,9 +20,10 @@ from datetime import UTC, datetime
 
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.run.commit_record import Decision, decision_of
+from airflow_provider_cdc.core.run.commit_record import Decision, decision_of, write_published
+from airflow_provider_cdc.core.run.ledger import FilesCommitted
 from airflow_provider_cdc.core.run.results import CONSOLIDATE, ConsolidateResult, DeltaResult
-from airflow_provider_cdc.core.run.run import Commit, Run
+from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.shards.copy_tables import (
     copy_names,
@@ -35,7 +36,7 @@ from airflow_provider_cdc.core.shards.published import published_copies
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.counted import format_count
-from airflow_provider_cdc.errors import ManifestError, naming
+from airflow_provider_cdc.errors import naming
 from airflow_provider_cdc.jobs.certificate.build import build_certificates, versions
 from airflow_provider_cdc.jobs.certificate.scrub import scrub
 from airflow_provider_cdc.jobs.changes.net_change_files import NetChangeFiles, bucket_ranges
@@ -86,6 +87,7 @@ def consolidate(spark: SparkSession, folder: Storage, settings: ConnectionSettin
         check_own_copies(run)
         # Publish again, because a head may have been removed after an earlier try had completed this step.
         publish(run, decision_of(run))
+    write_published(run)
     clean(run)
     # note_copies needs the run's slot to prove that the history is unchanged, so call it before the slot is released.
     noted = record_copies(run, settings)
@@ -103,13 +105,6 @@ def _consolidate(step: Step) -> ConsolidateResult:
     run.result_of(DeltaResult)
     step.sink.check_source(copy_names(step.tables), step.manifest.source, run.position)
     commit = run.commit or _commit(step)
-    if commit.abandoned:
-        raise ManifestError(
-            "the run was started again or cleaned up during this attempt",
-            where=step.folder.uri,
-            hint="if it was started again, no action is needed; otherwise clear the task `lock_and_record` and all "
-            "tasks after it",
-        )
     decision = decision_of(run)
     if commit.token != step.token and CONSOLIDATE not in run.steps:
         _check_commit(step, decision)
@@ -173,23 +168,11 @@ def _superseded(run: Run, decision: Decision) -> dict[str, str]:
     return {name: f"since the copy of run {one.run_id}, {one.why}" for name, one in ended.items() if one is not None}
 
 
-def _commit(step: Step) -> Commit:
+def _commit(step: Step) -> FilesCommitted:
     """Stage the files and make the commit, or return the commit that another try has made meanwhile."""
-    rests_on = step.run.rests_on
-    try:
-        record = records.write_named(step.folder, FILES, stage(step))
-    except Exception as error:
-        # A concurrent attempt that has committed moves files that this attempt still reads.
-        step.run.refresh()
-        if step.run.commit is None:
-            raise
-        log(
-            "consolidate: a concurrent attempt has committed; this attempt completes its commit "
-            f"({type(error).__name__}: {error})"
-        )
-        return step.run.commit
+    record = records.write_named(step.folder, FILES, stage(step))
     check_interrupts()
-    commit = step.run.record_commit(Commit(step.token, rests_on, record))
+    commit = step.run.record_commit(record, step.token)
     if commit.record != record:
         log("consolidate: a concurrent attempt has committed; this attempt completes its commit")
         step.folder.delete_file(record)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -19,7 +18,7 @@ from airflow_provider_cdc.core.control import acts as events
 from airflow_provider_cdc.core.control import effective
 from airflow_provider_cdc.core.control.acts import LIMIT, Act, Acts, Wanted, stopped, wanted
 from airflow_provider_cdc.core.control.effective import READERS, Effective
-from airflow_provider_cdc.core.run.run import Commit, Run
+from airflow_provider_cdc.core.run.run import Run, RunRestarted
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.counted import duration
 from airflow_provider_cdc.errors import CdcError
@@ -331,7 +330,11 @@ class Controller:
         """Make sure that nothing of the run is ever published, and raise an error. If the run has its commit, it is too
         late: the run ends as usual."""
         run = self._run
-        if not run.record_commit(Commit(uuid.uuid4().hex, run.rests_on, abandoned=True)).abandoned:
+        state = run.end(f"stopped by {act}")
+        if state.ended is None and state.commit is None:
+            # It has begun anew, or was removed.
+            raise RunRestarted
+        if state.ended is None:
             self._too_late = True
             self._note("not stopped", f"{act}; the run had made its commit before, so it publishes its copies")
             return
@@ -382,7 +385,7 @@ class Controller:
             self._repeated = time.monotonic()
         elif now is not None and time.monotonic() - self._repeated >= REPEATED_SECONDS:
             self._repeated = time.monotonic()
-            # Write the log, so that the folder of a run that is paused for long does not look abandoned.
+            # Write the log, so that the folder of a run that is paused for long does not look lifeless.
             self._unwritten = True
             log(
                 f"{self._step}: paused for {duration(self._log.paused_seconds)}, by {now}. "

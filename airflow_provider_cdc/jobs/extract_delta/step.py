@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.copies.removal import note_damage
 from airflow_provider_cdc.core.run.results import EXTRACT_DELTA, SNAPSHOT, DeltaResult, Skipped, SnapshotResult
-from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.run.run import Run, RunRestarted
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -46,7 +46,7 @@ from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, l
 from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.skipped import log_skipped
 from airflow_provider_cdc.jobs.runtime.source_watch import SourceWatch
-from airflow_provider_cdc.jobs.runtime.step import RunRestarted, Step, run_step
+from airflow_provider_cdc.jobs.runtime.step import Step, run_step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.runtime.verify_files import Checked, require_whole, without_damaged
 from airflow_provider_cdc.jobs.snapshot.piece_progress import SEGMENTS, PartPiece, PieceWatch, forget, piece_of_segment
@@ -79,7 +79,7 @@ def extract_delta(spark: SparkSession, folder: Storage, settings: ConnectionSett
 def _extract_delta(step: Step) -> DeltaResult:
     if step.manifest.restarts and SNAPSHOT not in step.run.steps:
         # This step, or an earlier attempt, found that a table was altered.
-        step.run.finish_step(SNAPSHOT, read_tables(step), step.token)
+        step.run.finish_step(SNAPSHOT, read_tables(step))
     while True:
         try:
             return _extracted(step)

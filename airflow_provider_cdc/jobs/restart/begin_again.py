@@ -5,7 +5,7 @@ earlier position L and ended before the new initial position X. The row of a key
 of this key in (L, X]. If there is no such change, it is the row that was read. So the other tables are only rolled
 forward by the log. See ``docs/design/restarts.md`` for the proof.
 
-A run has only one valid manifest. The earlier manifest is abandoned before the new one is written (`core.run.run`), so
+A run has only one valid manifest. The entry with the new manifest makes the earlier one void (`core.run.ledger`), so
 neither a slow attempt nor a part of a table from before the change can be published.
 """
 
@@ -30,7 +30,7 @@ from airflow_provider_cdc.core.run.manifest import (
     TablePlan,
 )
 from airflow_provider_cdc.core.run.results import Nulled
-from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.run.run import Run, RunRestarted
 from airflow_provider_cdc.core.shards.copy_tables import skip_whole_merged_tables, with_merged
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -51,7 +51,7 @@ from airflow_provider_cdc.jobs.restart.carry import FinishedRead, carried_tables
 from airflow_provider_cdc.jobs.restart.earlier_reads import ReadsOfManifest, by_manifest, discard_unused
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.retry import retry
-from airflow_provider_cdc.jobs.runtime.step import RunRestarted, Step
+from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.snapshot.table_files import FILES, ReadFiles
 from airflow_provider_cdc.jobs.spool.kept_pieces import KeptPieces, acknowledge, recorded_pieces, up_to
 from airflow_provider_cdc.jobs.spool.spooler import end_spool, has_let_log_go
@@ -134,9 +134,9 @@ def restart_run(
     :raises PreflightError: an altered table can no longer be copied.
     """
     run, altered = step.run, dict(altered)
+    end_spool(step)
     if _overtaken(run):
         return RunRestarted()
-    end_spool(step)
     altered |= altered_in_log(step, altered, read)
     for name, why in altered.items():
         log(f"WARNING: the run moves to a later position, because of {name}: {why}")
@@ -182,24 +182,27 @@ def restart_run(
                 log(f"WARNING: {table_name} is SKIPPED and will not be published: {error.message}")
             else:
                 raise
-    following = run if _overtaken(run) else Run.create(manifest, instead_of=run)
-    if following.manifest == manifest:
+    if run.move(manifest):
         acknowledge(step, manifest)
         discard_unused(step, [step.manifest, *step.manifest.earlier_reads.values()], manifest)
     else:
-        # A concurrent attempt has written another manifest, or has finished a step without this one.
-        discard_unused(step, [manifest], following.manifest)
+        # A concurrent attempt has moved the run, has finished a step without this manifest, or has recorded a piece of
+        # the log that may reach beyond the new position.
+        discard_unused(step, [manifest], Run.load(step.folder).manifest)
     return RunRestarted()
 
 
 def _overtaken(run: Run) -> bool:
-    """Return whether a concurrent attempt has finished a step under the present manifest meanwhile, has published the
-    run, or has moved it. If it has finished a step, its reads had ended before the table was altered, or before this
-    attempt saw the change. The run goes on with them: a new manifest would take them away from the attempt of the next
-    step, which could not go on."""
+    """Read the state of the run, with all pieces of the log. Return whether a concurrent attempt has finished a step
+    under the present manifest meanwhile, has published the run, or has ended it. If it has finished a step, its reads
+    had ended before the table was altered, or before this attempt saw the change. The run goes on with them: a new
+    manifest would take them away from the attempt of the next step, which could not go on.
+
+    :raises RunRestarted: a concurrent attempt has moved the run.
+    """
     finished = {*run.steps}
     run.refresh()
-    return bool(run.steps.keys() - finished) or run.commit is not None
+    return bool(run.steps.keys() - finished) or run.committed or run.ended
 
 
 class _LogOfReadsGone(Exception):

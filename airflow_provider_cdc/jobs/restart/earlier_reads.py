@@ -126,4 +126,4 @@ def finish_move(step: Step) -> None:
         acknowledge(step, step.manifest)
         # If this fails, the end of the run drops them.
         with suppress(CdcError):
-            discard_unused(step, step.run.earlier_manifests(), step.manifest)
+            discard_unused(step, step.run.state.earlier, step.manifest)

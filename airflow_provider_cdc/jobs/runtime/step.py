@@ -2,7 +2,8 @@
 
 Two tries of a step may run at the same time, if the task of one try was presumed dead. Such tries share only those
 records that exactly one try can create. All other files have different names in each try. So both tries continue until
-one try has recorded its result. The other try then ends with this result.
+one try has recorded its result. The other try then ends with this result. If a try ends with an error, it looks again
+whether the run went on without it (`run_step`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -20,7 +20,7 @@ from airflow_provider_cdc.core.control.acts import check_not_stopped
 from airflow_provider_cdc.core.run.commit_record import decision_of
 from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT, Manifest, RunTable
 from airflow_provider_cdc.core.run.results import CONSOLIDATE, StepResult
-from airflow_provider_cdc.core.run.run import Run, is_published
+from airflow_provider_cdc.core.run.run import Run, RunRestarted, is_published
 from airflow_provider_cdc.core.run.staging import Staging
 from airflow_provider_cdc.core.run.table_files import TableFileWriter, table_files
 from airflow_provider_cdc.core.shards.copy_tables import copy_names
@@ -61,11 +61,6 @@ class Done(Protocol):
     @property
     def plan(self) -> str:
         """The id of the plan that contains the order."""
-
-
-class RunRestarted(Exception):
-    """Ends the work of a step, because the run has a new manifest (`jobs.restart`). `run_step` does the work again,
-    under the new manifest."""
 
 
 @dataclass
@@ -119,7 +114,7 @@ class Step:
         The rewind would be wrong if rows were read for another initial position. It would also be wrong if the changes
         and the rows were read up to different bounds.
         """
-        return records.digest_of(self.run.rests_on)
+        return records.digest_of(self.run.state.inputs)
 
     def plan(self, name: str, kind: type[Order], make: Callable[[], Sequence[Order]]) -> Plan[Order]:
         """Return the plan of this step. The plan is made once, because a later try must divide the work in the same
@@ -169,17 +164,32 @@ def run_step(
     """Execute ``work``, record its result, and return it. If the run already has a record of the result, return the
     recorded result.
 
+    If the work fails although a concurrent attempt has taken the run further meanwhile, the error does not matter: the
+    work begins again from the present state of the run.
+
     :param folder: the folder of the run.
     :raises SourceReplaced, LogGone, ExactnessError: the source has been replaced, or no longer has what the run needs.
     """
     started = time.monotonic()
     while True:
         run = Run.load(folder)
-        with suppress(RunRestarted):
-            return _done(task_id, spark, run, settings, work, started)
+        if task_id in run.steps:
+            log(f"{task_id}: already done in this run; nothing to do")
+            return cast(Result, run.steps[task_id])
+        try:
+            return run_task(task_id, spark, run, settings, work, started)
+        except RunRestarted:
+            log(f"{task_id}: the run has moved, or a concurrent attempt was first; this attempt looks again")
+        except Exception as error:
+            if not _went_on(run):
+                raise
+            log(
+                f"{task_id}: a concurrent attempt has taken the run further, so this attempt looks again "
+                f"({type(error).__name__}: {error})"
+            )
 
 
-def _done(
+def run_task(
     task_id: str,
     spark: SparkSession,
     run: Run,
@@ -187,21 +197,15 @@ def _done(
     work: Callable[[Step], Result],
     started: float,
 ) -> Result:
-    """Do the work of `run_step` under the present manifest of the run.
+    """Do the work of `run_step` from the state of ``run``.
 
-    :raises BegunAgain: the run has a new manifest now.
+    :raises RunRestarted: the run is in another state now.
     """
     manifest, folder = run.manifest, run.folder
-    if task_id in run.steps:
-        log(f"{task_id}: already done in this run; nothing to do")
-        return cast(Result, run.steps[task_id])
     check_not_stopped(folder)
-    if run.begin_following():
-        log(f"{task_id}: an earlier attempt was killed when the run moved to a later position; the run goes on there")
-        raise RunRestarted
-    if run.abandoned:
+    if run.ended:
         raise ManifestError(
-            "the run was started again or cleaned up, and has no new manifest yet",
+            "the run was stopped or cleaned up, and has not begun anew",
             where=folder.uri,
             hint="clear the task `lock_and_record` and all tasks after it",
         )
@@ -219,37 +223,29 @@ def _done(
             lambda: source.check_identity(run.expected_identity(), manifest.initial),
         )
     step = Step(spark, run, source)
-    try:
-        with controlled(task_id, run, source, step.token):
-            result = replace(work(step), seconds=round(time.monotonic() - started, 3))
-        counts = run.finish_step(task_id, result, step.token)
-    except RunRestarted:
-        raise
-    except Exception as error:
-        # If a concurrent try has finished the step, the error of this try does not matter.
-        if (recorded_result := _found_by_another(run, task_id)) is None:
-            if run.continues:
-                # The source may no longer keep the log for this attempt.
-                log(f"{task_id}: a concurrent attempt has moved the run ({type(error).__name__}: {error})")
-                raise RunRestarted from error
-            raise
-        log(f"{task_id}: a concurrent attempt has finished, so this attempt stops ({type(error).__name__}: {error})")
-        counts = cast(Result, recorded_result)
-    else:
-        if counts != result:
-            log(f"{task_id}: a concurrent attempt finished first, so the run uses the result of that attempt")
+    with controlled(task_id, run, source, step.token):
+        result = replace(work(step), seconds=round(time.monotonic() - started, 3))
+    recorded = run.finish_step(task_id, result)
+    if recorded != result:
+        log(f"{task_id}: a concurrent attempt finished first, so the run uses the result of that attempt")
     if is_published(run) and task_id != CONSOLIDATE:
         clean(run)
-    return counts
+    return recorded
 
 
-def _found_by_another(run: Run, task_id: str) -> StepResult | None:
+def _went_on(run: Run) -> bool:
+    """Return whether other attempts have recorded decisions since the state of ``run`` was read. Pieces of the log are
+    no decisions."""
+    before = run.state
     try:
         run.refresh()
+    except RunRestarted:
+        return True
     except (CdcError, OSError):
         # Do not report this second error, because the caller reports the original error.
-        return None
-    return run.steps.get(task_id)
+        return False
+    now = run.state
+    return (now.inputs, now.commit, now.ended) != (before.inputs, before.commit, before.ended)
 
 
 def clean(run: Run) -> None:

@@ -67,7 +67,7 @@ def snapshot(spark: SparkSession, folder: Storage, settings: ConnectionSettings)
 def read_tables(step: Step) -> SnapshotResult:
     """Do the work of the step.
 
-    :raises BegunAgain: a table was altered, and the run has a new manifest.
+    :raises RunRestarted: a table was altered, and the run has a new manifest.
     """
     finish_move(step)
     for entry in step.tables:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.run.results import SnapshotResult
-from airflow_provider_cdc.core.run.spool_chain import Chain, Link
+from airflow_provider_cdc.core.run.spool_chain import Link
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.jobs.changes.net_change_files import Decisions
@@ -47,7 +47,7 @@ def spooled_part(step: Step, tracked: Sequence[TrackedTable]) -> Adopted | None:
     :raises FileDamaged: a file of a piece is damaged. The source may no longer have its log.
     """
     snapshot, source = step.run.result_of(SnapshotResult), step.source
-    links = Chain(step.folder, step.run.digest).refresh()
+    links: Sequence[Link] = step.run.pieces()
     if not links:
         return None
     inside = any(one.forward and not one.table.keyless for one in tracked)

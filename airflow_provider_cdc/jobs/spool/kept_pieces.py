@@ -16,7 +16,7 @@ from functools import partial
 from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import EarlierReads, Manifest, RunTable
-from airflow_provider_cdc.core.run.spool_chain import SPOOL, Chain, Link
+from airflow_provider_cdc.core.run.spool_chain import SPOOL, Link
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.tables.table import Column, Table
 from airflow_provider_cdc.counted import format_count
@@ -88,18 +88,18 @@ class KeptPieces:
 
 
 def recorded_pieces(step: Step, key: str) -> KeptPieces | None:
-    """Return all pieces that were recorded since reads began. None: nothing was recorded.
+    """Return all pieces that were recorded since reads began, as of the state of the run. None: nothing was recorded.
 
     :param key: the key of the reads in `Manifest.earlier_reads`. Empty: the reads under the present manifest.
     """
     if key:
         pieces = pieces_of(step, step.manifest.earlier_reads[key])
-        return pieces and replace(pieces, links=(*pieces.links, *chain_of(step, key).refresh()))
-    links = Chain(step.folder, step.run.digest).refresh()
+        return pieces and replace(pieces, links=(*pieces.links, *step.run.state.pieces.get(key, ())))
+    links = step.run.state.pieces.get("", ())
     if not links:
         return None
     indices = {str(entry.table.name): index for index, entry in enumerate(step.tables) if entry.is_read}
-    return KeptPieces(tuple(links), indices)
+    return KeptPieces(links, indices)
 
 
 def pieces_of(step: Step, reads: EarlierReads) -> KeptPieces | None:
@@ -111,13 +111,7 @@ def pieces_of(step: Step, reads: EarlierReads) -> KeptPieces | None:
 def last_piece_of(step: Step, key: str) -> Link | None:
     """Return the last piece that was recorded since earlier reads began. None: nothing was recorded."""
     pieces = pieces_of(step, step.manifest.earlier_reads[key])
-    return None if pieces is None else chain_of(step, key).last() or pieces.links[-1]
-
-
-def chain_of(step: Step, key: str) -> Chain:
-    """Return the chain of the pieces that the present manifest records for earlier reads. It begins at the position of
-    the manifest."""
-    return Chain(step.folder, step.run.digest, f"-{key}")
+    return None if pieces is None else (*pieces.links, *step.run.pieces(key))[-1]
 
 
 def up_to(

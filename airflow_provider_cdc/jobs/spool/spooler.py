@@ -1,6 +1,6 @@
 """Spools the log of a run: reads it in pieces in the driver, while Spark's tasks read the tables.
 
-A piece is read up to the end of the log at that moment, and then recorded as the next link of the chain. Only then may
+A piece is read up to the end of the log at that moment, and then recorded in the ledger of the run. Only then may
 the source remove the log. Several attempts may spool at once. Each link is created only once, so an attempt that loses
 continues after the link of the other attempt, and its own files are never used.
 
@@ -24,7 +24,7 @@ from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.results import SNAPSHOT
 from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.core.run.spool_chain import SPOOL, Chain, Link, reaching
+from airflow_provider_cdc.core.run.spool_chain import SPOOL, Link, reaching
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import LogGone, TransientError
@@ -34,7 +34,7 @@ from airflow_provider_cdc.jobs.extract_delta.read_segment import ReadSegment, Se
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.step import Step
-from airflow_provider_cdc.jobs.spool.kept_pieces import Piece, chain_of, pieces_of, tracked_for, tracked_table
+from airflow_provider_cdc.jobs.spool.kept_pieces import Piece, last_piece_of, pieces_of, tracked_for, tracked_table
 from airflow_provider_cdc.sources.api.log import AT_START, Start
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable, UpperBound
@@ -51,13 +51,15 @@ from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable, Up
 class Line:
     """A stretch of log that is spooled, and its pieces.
 
-    ``source`` is the source as of the manifest of the reads, which has the position ``initial``. ``begins`` is the
-    piece after which the chain begins; None: the chain begins at ``initial``. ``identity`` returns what the checks of
+    ``key`` is the key of the earlier reads (`PieceTaken.line`). ``source`` is the source as of the manifest of the
+    reads, which has the position ``initial``. ``begins`` is the piece after which the chain begins; None: the chain
+    begins at ``initial``. ``identity`` returns what the checks of
     the source expect. ``tracked`` returns the tables of a piece with this bound. ``last`` is the time of the last
     piece. ``obstacle`` is the reason why the log cannot be read now.
     """
 
-    chain: Chain
+    key: str
+    run: Run
     source: Source
     initial: Position
     begins: Link | None
@@ -68,14 +70,15 @@ class Line:
 
     def refresh(self) -> Link | None:
         """Return the last recorded piece; None: there is none."""
-        links = self.chain.refresh()
+        links = self.run.pieces(self.key)
         return links[-1] if links else self.begins
 
 
 def present_line(step: Step) -> Line:
     """Return the line of the tables that are read under the present manifest."""
     return Line(
-        Chain(step.folder, step.run.digest),
+        "",
+        step.run,
         step.source,
         step.manifest.initial,
         None,
@@ -94,16 +97,16 @@ def _earlier_line(step: Step, key: str) -> Line | None:
     pieces = pieces_of(step, reads)
     if pieces is None:
         return None
-    chain, initial = chain_of(step, key), step.manifest.begin_of(reads)
+    initial = step.manifest.begin_of(reads)
     tables = [entry.table for entry in step.tables if entry.read_in == key]
 
     def identity() -> Facts:
-        return reaching(reads.identity, chain.last() or pieces.links[-1])
+        return reaching(reads.identity, last_piece_of(step, key) or pieces.links[-1])
 
     def tracked(upper: Position) -> tuple[TrackedTable, ...]:
         return tuple(tracked_table(pieces.tables[str(table.name)], table, upper) for table in tables)
 
-    return Line(chain, step.source.of_run(identity(), initial), initial, pieces.links[-1], identity, tracked)
+    return Line(key, step.run, step.source.of_run(identity(), initial), initial, pieces.links[-1], identity, tracked)
 
 
 # Decides whether a run spools its log.
@@ -240,7 +243,7 @@ class Spooler:
                 return False
             bound = source.bound_reads()
         current = Run.load(step.folder)
-        if current.digest != step.run.digest or current.abandoned or SNAPSHOT in current.steps:
+        if current.digest != step.run.digest or current.ended or SNAPSHOT in current.steps:
             # The run began anew, or another attempt has ended the reads. More pieces would be of no use.
             self._closed.set()
             return False
@@ -266,7 +269,7 @@ class Spooler:
         earlier = self._prepared_earlier(work, read, prepared) if last is None else []
         record = records.write_named(step.folder, f"{SPOOL}/piece", Piece((*earlier, *read)))
         link = Link(
-            number=len(line.chain.links) + 1,
+            number=len(line.run.pieces(line.key)) + 1,
             token=self._token,
             start=last.end if last else AT_START,
             end=bound.log_end,
@@ -277,15 +280,15 @@ class Spooler:
             record=record,
             known=known,
         )
-        recorded = line.chain.append(link)
+        recorded = line.run.take_piece(line.key, link)
         line.last = time.monotonic()
         if recorded:
             images = sum(one.summary.row_images for one in read)
             size = sum(segment.bytes for segment in segments)
             log(f"spool: piece {link.number}: {format_count(images, 'row image')} in {size / 2**20:,.1f} MiB of log")
-        if len(line.chain.links) > 1:
+        if len(links := line.run.pieces(line.key)) > 1:
             # The end of the last piece but one: a server that is set back is detected by the marks in the last piece.
-            source.acknowledge(identity, line.chain.links[-2].end)
+            source.acknowledge(identity, links[-2].end)
         return recorded
 
     def _reader(self, line: Line, tracked: tuple[TrackedTable, ...]) -> ReadSegment:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.sinks.base import Sink
 
 OLD = timedelta(days=7)
-"""An unpublished run is considered abandoned if it began longer ago than this period."""
+"""An unpublished run is considered dead if it began longer ago than this period."""
 
 LOOKED_AT = 100
 SHOWN = 10
@@ -132,7 +132,7 @@ class UnfinishedFiles:
 
 
 def find_leftovers(scratch: Storage, now: datetime | None = None) -> list[UnfinishedFiles]:
-    """Return the abandoned runs that left files in ``scratch``. Of the runs that are older than `OLD`, only the newest
+    """Return the dead runs that left files in ``scratch``. Of the runs that are older than `OLD`, only the newest
     `LOOKED_AT` runs are examined."""
     horizon = (now or datetime.now(UTC)) - OLD
     names = [name for name in scratch.folders() if name < f"{horizon:%Y%m%dT%H%M%SZ}"]

@@ -166,7 +166,7 @@ def spark_failed(step: str, status: int, lines: LastLines, *, ended_by_airflow: 
 
 
 _UNLOCKED_SECONDS = 3600.0
-"""A ``making-…`` folder that is older than this number of seconds is abandoned, and is removed."""
+"""A ``making-…`` folder that is older than this number of seconds belongs to no process, and is removed."""
 
 
 def scratch_parent(properties: Mapping[str, object]) -> Path:

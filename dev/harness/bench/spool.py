@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_cdc.core.options.run import AUTO, OFF
 from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.core.run.spool_chain import Chain
 from airflow_provider_cdc.core.run.timeline import read_timeline
 from airflow_provider_cdc.jobs.spool import spooler
 from harness.bench.report import Report, Result, print_table
@@ -160,7 +159,7 @@ def _measure(
     last_read = max(bar.began + bar.seconds for bar in read_timeline(pipeline.run))
     delta = pipeline.extract_delta()
     extracted = time.time()
-    pieces = len(Chain(pipeline.run, Run.load(pipeline.run).digest).refresh())
+    pieces = len(Run.load(pipeline.run).pieces())
     pipeline.consolidate()
     consolidated = time.time()
     pipeline.release()

@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow.parquet as pq
 
 from airflow_provider_cdc.core.options.lake import FORMATS
+from airflow_provider_cdc.core.run.ledger import FIRST
 from airflow_provider_cdc.core.run.results import ConsolidateResult, SnapshotResult
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -197,7 +198,7 @@ def _verify(lake: Path, format: str, airflow: AirflowHome, log: Path) -> bool:
 
 
 def _runs(lake: Path) -> set[str]:
-    return {path.parent.name for path in lake.glob("_runs/*/manifest.json")}
+    return {path.parent.parent.name for path in lake.glob(f"_runs/*/{FIRST}")}
 
 
 def _prove(copy: Copy, run: Run, stage: Stage) -> None:

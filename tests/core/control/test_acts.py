@@ -11,10 +11,10 @@ import pytest
 from airflow_provider_cdc.control import main
 from airflow_provider_cdc.core.control.acts import Act, Acts, act_on, check_not_stopped, wanted
 from airflow_provider_cdc.core.options.run import LimitOptions, StepOptions, chunk_rows_within
-from airflow_provider_cdc.core.run.run import Commit, Run
+from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import ConfigurationError, RunStopped
-from tests.runs import manifest_of
+from tests.runs import commit, manifest_of
 
 LIMITS = LimitOptions(max_reads=4, governor={"threads_running": 40.0})
 
@@ -105,7 +105,7 @@ def test_a_run_that_has_its_commit_is_not_stopped(run: Run) -> None:
     act_on(run.folder, "stop", "ann")
     with pytest.raises(RunStopped):
         check_not_stopped(run.folder)
-    run.record_commit(Commit("t", run.rests_on, "files"))
+    commit(run)
     check_not_stopped(run.folder)
     with pytest.raises(ConfigurationError, match="made its commit"):
         act_on(run.folder, "pause", "ann")

@@ -16,13 +16,12 @@ from airflow_provider_cdc.core.copies import retention
 from airflow_provider_cdc.core.liveness.proof import NOT_KNOWN, DagRunNames, DagRunState, note_dag_run
 from airflow_provider_cdc.core.liveness.turns import FOLDER, TableTurn, Turns
 from airflow_provider_cdc.core.run.manifest import RunTable
-from airflow_provider_cdc.core.run.results import CONSOLIDATE
-from airflow_provider_cdc.core.run.run import Commit, Run
+from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import StorageUnavailable
 from harness.s3_server import s3_environment
-from tests.runs import consolidate_result, manifest_of
+from tests.runs import commit, manifest_of, publish
 
 RUNNING, FAILED = DagRunState(True, False, "is running"), DagRunState(True, True, "is failed")
 
@@ -88,7 +87,7 @@ def test_runs_that_share_tables_are_never_under_way_together(any_lake: Storage) 
         with guard:
             under_way.difference_update(turn.tables)
             seen.append(turn.run_id)
-            run.finish_step(CONSOLIDATE, consolidate_result())
+            publish(run)
 
     with ThreadPoolExecutor(4) as workers:
         list(workers.map(work, range(1, 13)))
@@ -102,7 +101,7 @@ def test_a_run_waits_for_those_before_it_that_share_a_table(lake: Storage) -> No
     assert [runs.waits_for(turn) for turn in (first, second, third)] == [[], ["01"], ["02"]]
     run = runs.begin(first)
     assert runs.waits_for(second) == ["01"]
-    run.finish_step(CONSOLIDATE, consolidate_result())
+    publish(run)
     assert [runs.waits_for(turn) for turn in (second, third)] == [[], ["02"]]
     # A run that gave up goes to the end of the queue if it is cleared.
     runs.turns.give_up(runs.turns.take(second), second)
@@ -138,9 +137,9 @@ def test_a_run_without_a_turn_is_seen_by_its_manifest(lake: Storage) -> None:
     assert runs.waits_for(mine) == ["01", "05"]
     runs.states["1"] = FAILED
     assert runs.waits_for(mine) == ["05"]
-    old.record_commit(Commit("try", old.rests_on, "files.json"))
+    commit(old)
     assert runs.waits_for(mine) == ["05"]
-    old.finish_step(CONSOLIDATE, consolidate_result())
+    publish(old)
     assert runs.waits_for(mine) == []
 
 

@@ -97,7 +97,7 @@ def test_the_position_of_a_run_is_the_one_in_its_records(tmp_path: Any) -> None:
     later = replace(manifest, bases={"x": Base("0/1", Facts({}), "")})
     assert later.start_of("x") == Lsn(1)
     run.finish_step(SNAPSHOT, snapshot_result(snapshot_upper="0/C", log_end="0/C 0/B 00"))
-    (name,) = (tmp_path / "_runs").rglob(f"{SNAPSHOT}.json")
-    written = json.loads(name.read_text())["found"]
+    (name,) = (tmp_path / "_runs").rglob(f"ledger/000002-{run.state.chain[0]}.json")
+    written = json.loads(name.read_text())["entry"]["result"]
     assert (written["snapshot_upper"], written["log_end"]) == ("0/C", "0/C 0/B 00")
     assert Run.load(run_folder(lake)).position == Lsn(9)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,16 @@ import pytest
 
 from airflow_provider_cdc.core.copies.retention import is_over
 from airflow_provider_cdc.core.positions.facts import Facts
+from airflow_provider_cdc.core.run.ledger import FIRST
 from airflow_provider_cdc.core.run.manifest import Manifest, RunTable
 from airflow_provider_cdc.core.run.release import release
-from airflow_provider_cdc.core.run.results import DeltaResult, SnapshotResult, StepResult
-from airflow_provider_cdc.core.run.run import FILE, Commit, Run
+from airflow_provider_cdc.core.run.results import DeltaResult, SnapshotResult
+from airflow_provider_cdc.core.run.run import Run, RunRestarted
+from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import CommitUnknown, ManifestError, StorageUnavailable
-from tests.runs import delta_result, manifest_of, run_folder, snapshot_result
+from tests.runs import commit, delta_result, manifest_of, run_folder, snapshot_result
 
 TABLE = Table(TableName("s", "t"), (Column("id", "int", False, {"charset": "ascii"}),), ("id",), "PRIMARY", 5, 80)
 
@@ -70,18 +72,11 @@ def test_no_manifest(folder: Storage) -> None:
         Run.load(folder)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]x", "[]", "{}", "3", '{"format": 5}'])
-def test_a_damaged_manifest_is_named(folder: Storage, text: str) -> None:
-    folder.make_folder()
-    Path(folder.path(FILE)).write_text(text)
-    with pytest.raises(ManifestError, match=r"manifest\.json|has format None"):
-        Run.load(folder)
-
-
 @pytest.mark.parametrize(
     "change",
     [
         {"format": 2},
+        {"format": 5},
         {"format": 99},
         {"tables": [{}]},
         {"tables": None},
@@ -97,36 +92,40 @@ def test_a_manifest_of_another_shape_version_or_place_is_refused(
     manifest: Manifest, folder: Storage, change: dict[str, object]
 ) -> None:
     Run.create(manifest)
-    path = Path(folder.path(FILE))
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    begun = folder.read_json(FIRST)
+    begun["entry"]["manifest"] |= change
+    folder.write_json(FIRST, begun)
     with pytest.raises(ManifestError):
         Run.load(folder)
 
 
 def test_of_two_manifests_at_the_same_time_one_counts(manifest: Manifest, folder: Storage) -> None:
-    def create(number: int) -> Run:
-        return Run.create(replace(manifest, initial_position=f"a:{number}"))
+    def create(number: int) -> Run | None:
+        with suppress(RunRestarted):
+            return Run.create(replace(manifest, initial_position=f"a:{number}"))
+        return None
 
     with ThreadPoolExecutor(8) as tries:
-        counting = list(tries.map(create, range(8)))
-    assert {one.manifest.initial_position for one in counting} == {Run.load(folder).manifest.initial_position}
+        (first,) = filter(None, tries.map(create, range(8)))
+    assert Run.load(folder).state == first.state
 
 
-def test_of_two_tries_of_a_step_at_the_same_time_one_counts_and_nothing_else_is_lost(
-    manifest: Manifest, folder: Storage
-) -> None:
+def test_a_run_that_has_begun_is_the_own_one_although_json_has_other_numbers(manifest: Manifest) -> None:
+    """An attempt that does not recognize its own beginning drops the slot of the run."""
+    limits = replace(manifest.options.limits, governor={"threads_running": 5})
+    given = replace(manifest, options=replace(manifest.options, limits=limits))
+    run = Run.create(given)
+    assert records.digest_of(run.manifest) != records.digest_of(given)
+
+
+def test_of_two_tries_of_a_step_at_the_same_time_one_counts(manifest: Manifest, folder: Storage) -> None:
     begun = Run.create(manifest)
     tries = [Run.load(folder) for _ in range(8)]
 
-    def finish(at: int) -> StepResult:
-        if at % 2:
-            return tries[at].finish_step("snapshot", snapshot_result(at))
-        return tries[at].finish_step("extract_delta", delta_result(at))
-
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(finish, range(8)))
+        found = list(pool.map(lambda at: tries[at].finish_step("snapshot", snapshot_result(at)), range(8)))
     run = Run.load(folder)
-    assert found == [run.steps["snapshot" if at % 2 else "extract_delta"] for at in range(8)]
+    assert found == [run.steps["snapshot"]] * 8
     assert run.digest == begun.digest
 
 
@@ -137,67 +136,63 @@ def test_a_run_that_begins_anew_leaves_all_steps_of_its_first_beginning_behind(
     zombie = Run.load(folder)
     first.finish_step("snapshot", snapshot_result(1))
     again = replace(manifest, initial_position="a:9")
-    anew = Run.create(again, instead_of=Run.load(folder))
+    anew = Run.create(again, after=Run.load(folder))
     assert (anew.generation, anew.steps, anew.commit, anew.manifest) == (2, {}, None, again)
-    assert zombie.finish_step("extract_delta", delta_result(1)).transactions == 1
-    assert zombie.record_commit(Commit("z", zombie.rests_on, "commit/files-0.json")).abandoned
+    with pytest.raises(RunRestarted):
+        zombie.finish_step("extract_delta", delta_result(1))
+    with pytest.raises(RunRestarted):
+        zombie.record_commit("commit/files-0.json", "z")
     assert Run.load(folder).digest == anew.digest
-    third = Run.create(replace(manifest, initial_position="a:10"), instead_of=anew)
+    third = Run.create(replace(manifest, initial_position="a:10"), after=anew)
     assert Run.load(folder).manifest == third.manifest
     assert third.manifest.initial_position == "a:10"
 
 
-def test_a_run_goes_on_with_the_manifest_that_its_commit_names(
-    manifest: Manifest, folder: Storage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An attempt is killed when it has abandoned a manifest, but has not written the following one. Another attempt
-    wants a third manifest."""
-    first = Run.create(manifest)
-    create = Storage.create_json
-
-    def killed(storage: Storage, name: str, *arguments: Any, **options: Any) -> bool:
-        if name == "manifest-2.json":
-            raise KeyboardInterrupt
-        return create(storage, name, *arguments, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Storage, "create_json", killed)
-        with pytest.raises(KeyboardInterrupt):
-            Run.create(replace(manifest, initial_position="a:9"), instead_of=first)
-    killed_run = Run.load(folder)
-    assert (killed_run.abandoned, killed_run.continues, is_over(killed_run)) == (True, True, False)
-    other = Run.create(replace(manifest, initial_position="a:10"), instead_of=Run.load(folder))
-    assert (other.manifest.initial_position, other.generation) == ("a:9", 2)
-    # A run that was stopped does not go on by itself, nor with an attempt that has not seen this yet.
+def test_a_run_that_was_ended_does_not_go_on_by_itself(manifest: Manifest, folder: Storage) -> None:
+    """Nor with an attempt that has not seen this yet."""
+    run = Run.create(manifest)
     unaware = Run.load(folder)
-    assert other.record_commit(Commit("stop", other.rests_on, abandoned=True)).abandoned
-    assert (other.begin_following(), is_over(other), Run.load(folder).generation) == (False, True, 2)
-    overtaken = Run.create(replace(manifest, initial_position="a:11"), instead_of=unaware)
-    assert (overtaken.generation, is_over(overtaken)) == (2, True)
-    assert Run.create(replace(manifest, initial_position="a:11"), instead_of=other).generation == 3
+    assert run.end("stopped").ended is not None
+    assert (run.ended, is_over(run), is_over(Run.load(folder))) == (True, True, True)
+    later = replace(manifest, initial_position="a:11")
+    assert not unaware.move(later)
+    with pytest.raises(RunRestarted):
+        Run.create(later, after=unaware)
+    with pytest.raises(RunRestarted):
+        unaware.finish_step("snapshot", snapshot_result(1))
+    again = Run.create(later, after=Run.load(folder))
+    assert (again.manifest, again.generation, again.ended, is_over(again)) == (later, 2, False, False)
+    # The attempt that ended the first beginning does not end this one.
+    assert run.end("stopped").ended is None
+    assert not Run.load(folder).ended
 
 
-def test_what_is_published_is_not_begun_anew(manifest: Manifest, folder: Storage) -> None:
+def test_what_is_committed_is_neither_begun_anew_nor_ended(manifest: Manifest, folder: Storage) -> None:
     first = Run.create(manifest)
-    assert not first.record_commit(Commit("a", first.rests_on, "commit/files-0.json")).abandoned
-    anew = Run.create(replace(manifest, initial_position="a:9"), instead_of=Run.create(manifest))
+    commit(first, token="a")
+    with pytest.raises(RunRestarted):
+        Run.create(replace(manifest, initial_position="a:9"), after=Run.load(folder))
+    anew = Run.load(folder)
     assert (anew.manifest.initial_position, anew.committed) == ("a:1", True)
+    assert not anew.move(replace(manifest, initial_position="a:9"))
+    assert anew.end("stopped").ended is None
     # A second commit does not count.
-    assert Run.load(folder).record_commit(Commit("b", {}, "commit/files-1.json")).token == "a"
+    assert Run.load(folder).record_commit("commit/files-1.json", "b").token == "a"
+
+
+def test_a_commit_needs_the_results_of_the_steps(manifest: Manifest) -> None:
+    run = Run.create(manifest)
+    with pytest.raises(ManifestError, match="an earlier step is not finished"):
+        run.record_commit("commit/files-0.json", "a")
+    with pytest.raises(ManifestError, match="an earlier step is not finished"):
+        run.finish_step("extract_delta", delta_result(1))
 
 
 def test_steps_of_a_manifest_that_was_altered_are_not_its_own(manifest: Manifest, folder: Storage) -> None:
     Run.create(manifest).finish_step("snapshot", snapshot_result(1))
-    path = Path(folder.path(FILE))
+    path = Path(folder.path(FIRST))
     path.write_text(path.read_text().replace("a:1", "a:2"))
     assert Run.load(folder).steps == {}
-
-
-def test_a_step_that_this_version_does_not_know_is_named(manifest: Manifest, folder: Storage) -> None:
-    run = Run.create(manifest)
-    folder.write_json(f"steps/{run.digest[:16]}/compact.json", {})
-    with pytest.raises(ManifestError, match="an unknown step: compact"):
-        Run.load(folder)
 
 
 @pytest.mark.parametrize("arrived", [False, True])
@@ -205,6 +200,8 @@ def test_a_commit_that_the_store_does_not_confirm_is_unknown_until_it_is_looked_
     manifest: Manifest, folder: Storage, arrived: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Run.create(manifest)
+    run.finish_step("snapshot", snapshot_result())
+    run.finish_step("extract_delta", delta_result())
     create = Storage.create_json
 
     def unconfirmed(*arguments: Any) -> bool:
@@ -215,10 +212,10 @@ def test_a_commit_that_the_store_does_not_confirm_is_unknown_until_it_is_looked_
     with monkeypatch.context() as patch:
         patch.setattr(Storage, "create_json", unconfirmed)
         with pytest.raises(CommitUnknown, match="was stored: timed out"):
-            run.record_commit(Commit("a", run.rests_on, "commit/files-0.json"))
+            run.record_commit("commit/files-0.json", "a")
     again = Run.load(folder)
     assert again.committed == arrived
-    assert again.record_commit(Commit("b", again.rests_on, "commit/files-1.json")).token == ("a" if arrived else "b")
+    assert again.record_commit("commit/files-1.json", "b").token == ("a" if arrived else "b")
 
 
 def dropping(calls: list[str]) -> Callable[[str], bool]:
@@ -238,7 +235,7 @@ def test_what_the_source_keeps_is_released_unless_it_is_to_stay_with_what_is_pub
     """The commit decides: a run may fail for good after it, and be published all the same."""
     run = Run.create(replace(manifest, options=replace(manifest.options, keep_slot=bool(keep))))
     if committed:
-        run.record_commit(Commit("a", run.rests_on, "commit/files-0.json"))
+        commit(run)
     calls: list[str] = []
     release(folder, dropping(calls))
     assert calls == [manifest.run_id] * dropped

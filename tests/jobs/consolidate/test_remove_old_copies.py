@@ -20,6 +20,7 @@ from airflow_provider_cdc.core.copies import retention
 from airflow_provider_cdc.core.copies.history import History, Superseded
 from airflow_provider_cdc.core.copies.removal import check_not_removed, mark, read_removed
 from airflow_provider_cdc.core.run.commit_record import decision_of
+from airflow_provider_cdc.core.run.ledger import FIRST
 from airflow_provider_cdc.core.run.results import CONSOLIDATE
 from airflow_provider_cdc.core.run.run import Run, was_told
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -168,11 +169,11 @@ def test_a_run_that_begins_while_its_base_is_removed_gives_way(
 def test_what_a_manifest_that_cannot_be_read_may_rest_on_stays(night: Callable[..., Runner]) -> None:
     night(1)
     newer = night(3, base=1, run=False).run
-    newer.write_json("manifest.json", {"format": 99, "shape": [{"rests on": [night_id(1)]}]})
+    newer.write_json(FIRST, {"kind": "Begun", "token": "", "entry": {"shape": [{"rests on": [night_id(1)]}]}})
     two = night(2, keep=1)
     assert copies(two) == [1, 2]
     assert runs(two) == [1, 2, 3]
-    newer.write_json("manifest.json", {"format": 99})
+    newer.write_json(FIRST, {"kind": "of another version"})
     assert copies(night(4, keep=1)) == [4]
 
 
@@ -196,8 +197,9 @@ def test_what_no_record_names_stays_and_is_told(night: Callable[..., Runner]) ->
 def test_the_run_of_another_lake_stays(night: Callable[..., Runner]) -> None:
     night(1)
     two = night(2, run=False)
-    data = two.run.read_json("manifest.json")
-    two.run.write_json("manifest.json", {**data, "lake": f"{data['lake']}-2"})
+    begun = two.run.read_json(FIRST)
+    begun["entry"]["manifest"]["lake"] += "-2"
+    two.run.write_json(FIRST, begun)
     two.all()
     three = night(3, keep=1)
     assert copies(three) == [3]
@@ -287,7 +289,7 @@ def test_a_run_that_has_shown_no_life_can_publish_no_more_and_goes(
             remove_old_copies, "remove_folder", lambda *arguments: (_ for _ in ()).throw(StorageUnavailable("down"))
         )
         assert runs(night(3, keep=1)) == [1, 2, 3]
-    with pytest.raises(ManifestError, match="was started again"):
+    with pytest.raises(ManifestError, match="was stopped or cleaned up"):
         dead.steps()[2]()
     removed = night(4, keep=1)
     assert runs(removed) == [4]

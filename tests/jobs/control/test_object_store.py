@@ -146,4 +146,4 @@ def test_a_run_on_s3_is_controlled_by_few_requests(store: Faults, request: pytes
 
     with pytest.raises(RunStopped, match="the wrong tables"):
         controlled_run()
-    assert Run.load(folder).abandoned
+    assert Run.load(folder).ended

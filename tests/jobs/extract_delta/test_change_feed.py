@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_cdc.core.copies import retention
+from airflow_provider_cdc.core.run.results import SnapshotResult
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import ChangesMissing, DecodeError, FileDamaged
 from airflow_provider_cdc.jobs.extract_delta import change_feed
@@ -29,6 +30,7 @@ from airflow_provider_cdc.jobs.extract_delta.window_changes import (
 from airflow_provider_cdc.jobs.extract_delta.window_changes import read_changes as read_windows
 from airflow_provider_cdc.lake import open_dataset, read_changes
 from airflow_provider_cdc.sources.api.window import Committed, LogSegment, SegmentSummary
+from tests.format_5 import to_format_5
 from tests.interrupting import Interrupted, interrupt_at
 from tests.jobs.conftest import MakeRunner, Runner
 from tests.jobs.history_source import NAMES, HistorySource, at, random_history
@@ -180,6 +182,25 @@ def test_changes_that_join_are_found_from_any_copy_on(night: Night) -> None:
     }
 
 
+def test_a_run_of_format_5_is_a_base_and_its_feed_goes_on(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first night after the upgrade rolls the copies forward, and the changes have no gap."""
+    monkeypatch.setattr(retention, "UNTOLD", timedelta(0))
+    for number in (1, 2):
+        to_format_5(Path(night(number).run.path()))
+    third = night(3)
+    assert third.published() == third.expected()
+    check(third, 40)
+    assert [Run.load(third.run).result_of(SnapshotResult).rows] == [0]
+    assert read_changes(third.target.uri, NAMES[0], str(at(20))).rows
+    # The copies of both formats go when they expire.
+    to_format_5(Path(third.run.path()))
+    fourth = night(4, keep=2)
+    assert [name for name in fourth.target.folders(NAMES[0]) if night_id(2) in name] == []
+    fifth = night(5, position=LENGTH - 1, keep=2)
+    assert fifth.run.parent().folders() == [night_id(number) for number in (3, 4, 5)]
+    assert fifth.published() == fifth.expected()
+
+
 @pytest.mark.slow
 def test_a_run_that_is_made_again_under_its_id_is_told_by_its_position(
     night: Night, monkeypatch: pytest.MonkeyPatch
@@ -187,7 +208,7 @@ def test_a_run_that_is_made_again_under_its_id_is_told_by_its_position(
     monkeypatch.setattr(retention, "UNTOLD", timedelta(0))
     for number in (1, 2, 3):
         runner = night(number, keep=1)
-    assert not runner.run.parent().folder(night_id(1)).exists("manifest.json")
+    assert not Run.exists(runner.run.parent().folder(night_id(1)))
     # Its DAG run is cleared and gets another position. These positions do not show that it is the latest.
     for name in NAMES:
         runner.target.delete_file(f"{name}/_latest.json")

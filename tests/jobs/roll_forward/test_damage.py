@@ -169,9 +169,9 @@ def test_files_of_a_commit_are_checked_by_the_try_that_completes_it(
 
 
 RECORDS = [
-    "manifest.json",
-    "steps/*/snapshot.json",
-    "steps/*/extract_delta.json",
+    "ledger/000001-*.json",
+    "ledger/000002-*.json",
+    "ledger/000003-*.json",
     "chunks/files-*.json",
     "delta/net-*.json",
 ]
@@ -213,18 +213,16 @@ def test_a_damaged_record_of_an_interrupted_try_is_named(
     assert runner.published() == runner.expected()
 
 
-def test_a_record_that_was_altered_is_not_rested_on(runner: Runner) -> None:
-    """What a step rests on is named by digest: also an alteration of good shape is noticed."""
+def test_no_entry_follows_an_entry_that_was_altered(runner: Runner) -> None:
+    """An entry names the entry before it by digest: also an alteration of good shape is noticed."""
     *before, publish = runner.steps()
     for earlier in before:
         earlier()
-    (path,) = Path(runner.run.path()).glob("steps/*/snapshot.json")
+    (path,) = Path(runner.run.path()).glob("ledger/000002-*.json")
     record = json.loads(path.read_text())
-    record["found"]["log_end"] = str(LENGTH - 1)
+    record["entry"]["result"]["log_end"] = str(LENGTH - 1)
     path.write_text(json.dumps(record))
-    with pytest.raises(
-        ManifestError, match="extract_delta of this run depends on an earlier version of the record snapshot"
-    ):
+    with pytest.raises(ManifestError, match="extract_delta of this run is not finished"):
         publish()
 
 

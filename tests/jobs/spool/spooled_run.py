@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.core.run.spool_chain import Chain, Link
+from airflow_provider_cdc.core.run.spool_chain import Link
 from airflow_provider_cdc.jobs.consolidate import step as consolidate
 from airflow_provider_cdc.jobs.extract_delta import step as extract_delta
 from airflow_provider_cdc.jobs.runtime import verify_files
@@ -87,8 +87,7 @@ class SpooledRun:
         return Spooler(Step(spark, run, source if self.same_source is None else self.same_source))
 
     def links(self) -> list[Link]:
-        run = Run.load(self.pipeline.run)
-        return Chain(run.folder, run.digest).refresh()
+        return [*Run.load(self.pipeline.run).pieces()]
 
     def change(self, count: int = 10, *, keyed: bool = False) -> None:
         """Commit random changes of both tables: inserts, updates, changes of keys and deletes.

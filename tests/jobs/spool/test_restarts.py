@@ -13,7 +13,6 @@ import pytest
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.run.manifest import InitialPoint, Manifest
 from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.jobs.restart import begin_again
 from airflow_provider_cdc.sources.planning.point import record_point
 from harness.mysql_server import MysqlServer
@@ -25,7 +24,7 @@ from tests.jobs.spool.test_prepared import prepare
 pytestmark = pytest.mark.slow
 
 
-class Killed(Exception):
+class Killed(BaseException):
     """Ends an attempt, as the end of its process does."""
 
 
@@ -213,7 +212,7 @@ def test_pieces_serve_tables_with_other_places_in_the_new_manifest(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first table of the run can no longer be copied, and another one is altered. The attempt is killed when it has
-    abandoned the old manifest, but has not written the new one."""
+    moved the run, and before it knows that."""
     where = {"shop.events": "b <> 'z'"}
     run = RestartedRun(server, tmp_path, monkeypatch, on_table_error="skip", where=where)
 
@@ -222,18 +221,16 @@ def test_pieces_serve_tables_with_other_places_in_the_new_manifest(
         server.query("ALTER TABLE shop.events RENAME COLUMN b TO c")
         server.query("ALTER TABLE shop.orders ADD COLUMN more INT")
 
-    def die(folder: Storage, name: str, *arguments: Any, **options: Any) -> bool:
-        if name == "manifest-2.json":
-            raise Killed
-        return create(folder, name, *arguments, **options)
+    def die(moved: Run, manifest: Manifest) -> bool:
+        assert move(moved, manifest)
+        raise Killed
 
     run.acts = {1: [run.spool] * 3 + [run.change] * 6 + [alter], 2: [run.spool] * 2}
-    create = Storage.create_json
+    move = Run.move
     with monkeypatch.context() as patch:
-        patch.setattr(Storage, "create_json", die)
+        patch.setattr(Run, "move", die)
         with pytest.raises(Killed):
             run.pipeline.snapshot()
-    assert Run.load(run.pipeline.run).abandoned
     positions = len(run.points)
     run.pipeline.snapshot()
     assert len(run.points) == positions, "another position was fixed"
@@ -243,11 +240,12 @@ def test_pieces_serve_tables_with_other_places_in_the_new_manifest(
     run.finish()
 
 
-def test_a_piece_that_a_slow_attempt_records_after_the_move_does_not_count(
+def test_a_run_does_not_move_to_a_position_that_lacks_a_piece_of_another_attempt(
     postgres_factory: PostgresFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The attempt has looked at the run's records before the run moves. (On MySQL, the log has the statement that makes
-    the run move, and each attempt stops there.)"""
+    """Another attempt records a piece when the later position is fixed, so this position is not the right one. After
+    the move, no piece of the earlier manifest counts. (On MySQL, the log has the statement that makes the run move, and
+    each attempt stops there.)"""
     server = postgres_factory()
     make_tables(server)
     run = RestartedRun(server, tmp_path, monkeypatch)
@@ -260,14 +258,17 @@ def test_a_piece_that_a_slow_attempt_records_after_the_move_does_not_count(
 
     def spool_late(*arguments: Any) -> InitialPoint:
         point = run.record_point(*arguments)
-        assert zombie.take()
+        if len(run.points) == 1:
+            assert zombie.take()
+            assert run.links()[-1].upper > str(point.position)
         return point
 
     monkeypatch.setattr(begin_again, "record_point", spool_late)
     run.acts = {1: [run.spool] * 2 + [run.change] * 8 + [alter]}
     run.pipeline.snapshot()
+    assert (len(run.points), Run.load(run.pipeline.run).generation) == (2, 2)
     assert run.kept == {"visits": "1"}
-    assert zombie.lines[0].chain.links[-1].upper > str(run.points[0].position)
+    assert not zombie.take()
     run.finish()
 
 

@@ -85,9 +85,10 @@ if "TEST_FORGETS" not in os.environ:
     from airflow_provider_cdc.core.run.results import ConsolidateResult, FeedGap, SnapshotResult, TableRead
     from airflow_provider_cdc.core.run.run import Run
     from airflow_provider_cdc.core.storage.folder import Storage
+    from tests.runs import publish
     begun = Run.load(Storage(uri))
     begun.finish_step("snapshot", {FOUND!r})
-    begun.finish_step("consolidate", {PUBLISHED!r})
+    publish(begun, {PUBLISHED!r})
     write("latest.json", {LATEST!r})
 if "TEST_BREAKS_LATER" in os.environ:
     sys.exit("java.lang.OutOfMemoryError")
@@ -180,6 +181,7 @@ def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(
     # Airflow makes an event of each asset that is still among them.
     assert consolidate.outlets == [alias]
     assert event.extra.pop("schema_digest")
+    assert event.extra.pop("certificate")["rows"] == 3
     assert event.extra == {
         "run_id": Run.load(run).run_id,
         "position": POSITION,

@@ -12,8 +12,9 @@ import pytest
 from airflow_provider_cdc.core.positions.facts import Facts, Reached
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.positions.position import LogEnd
-from airflow_provider_cdc.core.run.manifest import Manifest
-from airflow_provider_cdc.core.run.run import FILE, Run
+from airflow_provider_cdc.core.run.manifest import FORMAT, Manifest
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.run.spool_chain import Link
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import PositionError
@@ -60,18 +61,18 @@ SOURCES = {
     "mysql": {"kind": "mysql", "server": "f31c3288-ebde-11f1-9116-02fc00000001"},
     "postgres": {"kind": "postgres", "server": "1807712240452381269", "database": "postgres", "timeline": "1"},
 }
-LINK = {
-    "number": 1,
-    "token": "t",
-    "start": "",
-    "end": "binlog.000002:4@1795947900",
-    "upper": "f31c3288-ebde-11f1-9116-02fc00000001:1-200",
-    "incarnation": "1795947821",
-    "restarts": 1,
-    "next_segment": 2,
-    "record": "delta/spool/files.json",
-    "known": "{}",
-}
+LINK = Link(
+    number=1,
+    token="t",
+    start=LogEnd(""),
+    end=LogEnd("binlog.000002:4@1795947900"),
+    upper="f31c3288-ebde-11f1-9116-02fc00000001:1-200",
+    incarnation="1795947821",
+    restarts=1,
+    next_segment=2,
+    record="delta/spool/files.json",
+    known="{}",
+)
 
 
 def recorded(kind: str) -> dict[str, Any]:
@@ -132,13 +133,11 @@ def test_facts_of_older_versions_lack_what_these_did_not_record() -> None:
 
 def test_a_run_in_progress_goes_on_behind_its_recorded_pieces(tmp_path: Path) -> None:
     scratch = Storage(f"file://{tmp_path}")
-    data = recorded("mysql") | {"scratch": scratch.uri}
-    folder = scratch.folder(data["run_id"])
-    folder.write_json(FILE, data)
-    run = Run.load(folder)
+    data = recorded("mysql") | {"scratch": scratch.uri, "format": FORMAT}
+    run = Run.create(records.decode(Manifest, data, ""))
     spooling = MysqlFacts.of(run.expected_identity())
     assert (spooling.may_move, spooling.reached, spooling.needed_from) == (True, None, MYSQL.begun)
-    folder.write_json(f"delta/spool/{run.digest[:16]}/000001.json", LINK)
+    assert run.take_piece("", LINK)
     behind = MysqlFacts.of(run.expected_identity())
     end = LogEnd("binlog.000002:4@1795947900")
     assert behind.reached == Reached(end, "f31c3288-ebde-11f1-9116-02fc00000001:1-200", "1795947821", 1, "{}")

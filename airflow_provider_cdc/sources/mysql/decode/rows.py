@@ -293,7 +293,7 @@ class StatementReader:
         """Yield the rows for which ``where`` is true, in batches of ``schema``.
 
         The memory use is limited to some megabytes, or to a few times the size of the largest row. If the iterator is
-        abandoned before its end, the session is closed, because the server would continue to send. The session is also
+        left before its end, the session is closed, because the server would continue to send. The session is also
         closed after any error that the server did not report itself.
 
         :param where: an SQL condition with a ``?`` for each of ``params``; empty: all rows.

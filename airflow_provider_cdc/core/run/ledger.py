@@ -1,0 +1,274 @@
+"""The ledger of a run: its decisions, in one order.
+
+Each entry is a file in the run's folder that only one writer can create. The name of an entry contains the digest of
+the entry before it: ``ledger/000007-<digest of entry 6>.json``. So a reader finds all entries by following the names.
+Two attempts cannot record different histories. An entry that an attempt writes after the run was removed belongs to no
+history, because a removal deletes the first entry first.
+
+An entry rests on all entries before it. An attempt whose entry was not the first reads the ledger again, and decides
+again.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from airflow_provider_cdc.core.run.manifest import FORMAT, Manifest
+from airflow_provider_cdc.core.run.results import (
+    CONSOLIDATE,
+    EXTRACT_DELTA,
+    SNAPSHOT,
+    ConsolidateResult,
+    DeltaResult,
+    SnapshotResult,
+    StepResult,
+)
+from airflow_provider_cdc.core.run.spool_chain import Link
+from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.errors import ManifestError
+
+FOLDER = "ledger"
+FIRST = f"{FOLDER}/000001-begin.json"
+"""The first entry. It exists if and only if a run has begun and was not removed."""
+
+_BEGIN = "begin"
+_READERS = 8
+_FEW = 8
+"""The number of entries that are read one by one. Most runs have fewer."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The run begins, or begins anew: everything earlier is void. There is no commit yet."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Moved:
+    """The run moves to a later position, with another manifest. The results of the steps so far are void."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class PieceTaken:
+    """A piece of the log was read. From now on, the source may remove this log.
+
+    ``line`` names the reads that need the log: a key of `Manifest.earlier_reads`. It is empty for the reads under the
+    present manifest. The pieces of a line join, so each stretch of the log has one piece.
+    """
+
+    line: str
+    piece: Link
+
+
+@dataclass(frozen=True)
+class ReadsEnded:
+    """The snapshot step has ended."""
+
+    result: SnapshotResult
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """The extract_delta step has ended."""
+
+    result: DeltaResult
+
+
+@dataclass(frozen=True)
+class FilesCommitted:
+    """The decision about which files are published. ``record`` names the record with these files, and ``token``
+    identifies the attempt that made them. The run will be published in any case."""
+
+    record: str
+    token: str
+
+
+@dataclass(frozen=True)
+class CopiesPublished:
+    """The consolidate step has ended: the copies are published."""
+
+    result: ConsolidateResult
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The run was stopped, or is about to be removed: nothing of it is published, unless it begins anew."""
+
+    why: str
+
+
+Entry = Begun | Moved | PieceTaken | ReadsEnded | Extracted | FilesCommitted | CopiesPublished | Ended
+_KINDS: dict[str, type[Entry]] = {
+    kind.__name__: kind
+    for kind in (Begun, Moved, PieceTaken, ReadsEnded, Extracted, FilesCommitted, CopiesPublished, Ended)
+}
+
+
+@dataclass(frozen=True)
+class State:
+    """What the entries of a ledger mean together.
+
+    ``chain`` has the digests of all entries, in their order. ``begun`` is the digest of the last entry `Begun`.
+    ``digest`` is the digest of the entry with the present ``manifest``; ``earlier`` are the manifests before it.
+    ``inputs`` are the digests of the entries on which the work of the next step rests: the one with the manifest, and
+    those of the finished ``steps``. ``pieces`` has the pieces of the log by their line. ``position`` is the position at
+    which the tables of the run are exact; None until the reads fix it. An empty text is a position, too.
+    """
+
+    chain: tuple[str, ...] = ()
+    begun: str = ""
+    digest: str = ""
+    manifest: Manifest | None = None
+    earlier: tuple[Manifest, ...] = ()
+    pieces: Mapping[str, tuple[Link, ...]] = field(default_factory=dict)
+    steps: Mapping[str, StepResult] = field(default_factory=dict)
+    inputs: tuple[str, ...] = ()
+    position: str | None = None
+    commit: FilesCommitted | None = None
+    ended: Ended | None = None
+
+    def permits(self, entry: Entry) -> bool:
+        """Return whether ``entry`` may follow."""
+        if self.commit is not None:
+            return isinstance(entry, CopiesPublished) and CONSOLIDATE not in self.steps
+        if self.manifest is None or self.ended is not None:
+            return isinstance(entry, Begun)
+        match entry:
+            case PieceTaken(line, piece):
+                before = self.pieces.get(line, ())
+                joins = not before or before[-1].end == piece.start
+                return SNAPSHOT not in self.steps and joins and piece.number == len(before) + 1
+            case ReadsEnded():
+                return SNAPSHOT not in self.steps
+            case Extracted():
+                return SNAPSHOT in self.steps and EXTRACT_DELTA not in self.steps
+            case FilesCommitted():
+                return EXTRACT_DELTA in self.steps
+            case CopiesPublished():
+                return False
+        return True
+
+    def after(self, digest: str, entry: Entry) -> State:
+        """Return the state after ``entry``, which has this digest."""
+        state = replace(self, chain=(*self.chain, digest))
+        match entry:
+            case Begun(manifest) | Moved(manifest):
+                earlier = self.earlier if self.manifest is None else (*self.earlier, self.manifest)
+                begun = digest if isinstance(entry, Begun) else self.begun
+                position = None if manifest.at_upper else manifest.initial_position
+                return State(state.chain, begun, digest, manifest, earlier, inputs=(digest,), position=position)
+            case PieceTaken(line, piece):
+                return replace(state, pieces={**self.pieces, line: (*self.pieces.get(line, ()), piece)})
+            case ReadsEnded(result):
+                position = result.snapshot_upper if self.position is None else self.position
+                return replace(state._with(SNAPSHOT, result), position=position)
+            case Extracted(result):
+                return state._with(EXTRACT_DELTA, result)
+            case CopiesPublished(result):
+                return state._with(CONSOLIDATE, result)
+            case FilesCommitted():
+                return replace(state, commit=entry)
+            case Ended():
+                return replace(state, ended=entry)
+
+    def _with(self, task_id: str, result: StepResult) -> State:
+        return replace(self, steps={**self.steps, task_id: result}, inputs=(*self.inputs, self.chain[-1]))
+
+
+class Ledger:
+    """The ledger of the run in ``folder``. Entries that were read once are not read again, except the first one."""
+
+    def __init__(self, folder: Storage) -> None:
+        self._folder = folder
+        self._known = State()
+
+    def state(self) -> State:
+        """Return what all entries mean together. The state of a run that has not begun is empty.
+
+        :raises ManifestError: an entry is damaged, or this version cannot read it.
+        """
+        # The first entry shows whether the run was removed meanwhile, or has begun again after that.
+        first = self._read(FIRST)
+        if first is None:
+            return State()
+        digest, state = records.digest_of(first), self._known
+        listed: dict[str, Any] = {}
+        if state.chain[:1] != (digest,):
+            state = self._after(State(), FIRST, first)
+        while (data := listed.get(name := _name_after(state)) or self._read(name)) is not None:
+            state = self._after(state, name, data)
+            if len(state.chain) == _FEW:
+                listed = self._listed()
+        self._known = state
+        return state
+
+    def append(self, state: State, entry: Entry) -> State | None:
+        """Record ``entry`` after ``state``, and return the present state. None: the entry does not count. It may not
+        follow, another entry was first, or the run was removed meanwhile.
+
+        :raises CdcError: it is unknown whether the entry was recorded, because the store failed.
+        """
+        if not state.permits(entry):
+            return None
+        # The token makes each entry unique, so an entry never continues the history of a removed run.
+        data = {"kind": type(entry).__name__, "token": uuid.uuid4().hex, "entry": records.encode(entry)}
+        self._folder.create_json(_name_after(state), data)
+        # Read it again, because only the entries that a reader finds from the first one on count.
+        present, chain = self.state(), (*state.chain, records.digest_of(data))
+        return present if present.chain[: len(chain)] == chain else None
+
+    def _after(self, state: State, name: str, data: Mapping[str, Any]) -> State:
+        entry = self._decode(name, data)
+        if not state.permits(entry):
+            raise ManifestError(
+                f"the entry {type(entry).__name__} cannot follow the entries before it",
+                where=self._folder.uri_of(name),
+                hint=records.HINT,
+            )
+        return state.after(records.digest_of(data), entry)
+
+    def _decode(self, name: str, data: Mapping[str, Any]) -> Entry:
+        where = self._folder.uri_of(name)
+        content, kind = data.get("entry"), _KINDS.get(str(data.get("kind")))
+        if kind is None or not isinstance(content, dict):
+            raise ManifestError(
+                "the entry is damaged, or of a kind that this version does not know",
+                where=where,
+                hint=records.OTHER_VERSION,
+            )
+        manifest = content.get("manifest") if kind in (Begun, Moved) else None
+        if isinstance(manifest, dict) and (found := manifest.get("format")) != FORMAT:
+            raise ManifestError(
+                f"the manifest has format {found!r}; this version reads {FORMAT}",
+                where=where,
+                hint=records.OTHER_VERSION,
+            )
+        return records.decode(kind, content, where)
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        try:
+            data = self._folder.read_json(name)
+        except FileNotFoundError:
+            return None
+        if not isinstance(data, dict):
+            raise ManifestError("the entry is damaged", where=self._folder.uri_of(name), hint=records.HINT)
+        return data
+
+    def _listed(self) -> dict[str, Any]:
+        """Return the data of the other entries that the store lists, by name. They are read in parallel, because a long
+        run has many entries. The store may not list new entries yet."""
+        names = [name for name in self._folder.files(FOLDER) if name.endswith(".json")][_FEW:]
+        with ThreadPoolExecutor(_READERS) as readers:
+            return dict(zip(names, readers.map(self._read, names), strict=True))
+
+
+def _name_after(state: State) -> str:
+    return f"{FOLDER}/{len(state.chain) + 1:06}-{state.chain[-1] if state.chain else _BEGIN}.json"
