@@ -26,7 +26,7 @@ RAISED = {
 } - {"CdcError", "TerminalError", "TransientError"}
 
 
-def test_every_error_has_its_paragraph_where_somebody_looks_for_its_name() -> None:
+def test_every_error_has_its_paragraph_in_alphabetical_order() -> None:
     assert re.findall(r"^### (\w+)$", (ROOT / "docs/errors.md").read_text(), re.MULTILINE) == sorted(RAISED)
 
 
