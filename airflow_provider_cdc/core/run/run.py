@@ -193,7 +193,7 @@ class Run:
 
         :raises RunRestarted: the run has another manifest now, has ended, or was removed.
         """
-        while True:
+        while (present := self._ledger.append(self.state, entry)) is None:
             self.refresh()
             if is_recorded():
                 return
@@ -206,10 +206,7 @@ class Run:
                     where=self.folder.uri,
                     hint="clear the task of the first step that is not finished, and all tasks after it",
                 )
-            present = self._ledger.append(self.state, entry)
-            if present is not None:
-                self._take_over(present)
-                return
+        self._take_over(present)
 
     def pieces(self, line: str = "") -> tuple[Link, ...]:
         """Return the pieces of the log that were recorded under the present manifest so far, also those of other
