@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from airflow_provider_cdc.core import kinds
 from airflow_provider_cdc.core.options.declare import Option
 from airflow_provider_cdc.core.options.run import declared
+from airflow_provider_cdc.core.positions import kinds
 from airflow_provider_cdc.core.positions.as_of import INTERVAL_END
 from airflow_provider_cdc.core.storage.uri import LakeUri
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem

@@ -14,9 +14,9 @@ from typing import Any
 from airflow.configuration import conf
 from airflow.sdk import Param
 
-from airflow_provider_cdc.core.kinds import only
 from airflow_provider_cdc.core.options.declare import Option, expecting
 from airflow_provider_cdc.core.options.run import declared
+from airflow_provider_cdc.core.positions.kinds import only
 from airflow_provider_cdc.core.storage.uri import glob
 
 ANY = ""

@@ -10,7 +10,7 @@ from operator import attrgetter
 import pytest
 
 from airflow_provider_cdc.core.checks import Check, Moment, problems_of
-from airflow_provider_cdc.core.kinds import KINDS
+from airflow_provider_cdc.core.positions.kinds import KINDS
 from airflow_provider_cdc.errors import Problem
 from harness.documents.checks import declared_checks
 

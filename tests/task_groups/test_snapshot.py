@@ -18,8 +18,8 @@ import pytest
 from airflow.sdk import DAG, BaseHook, TaskGroup
 from airflow.serialization.serialized_objects import DagSerialization
 
-from airflow_provider_cdc.core.kinds import only
 from airflow_provider_cdc.core.options.run import AuthorOptions, declared
+from airflow_provider_cdc.core.positions.kinds import only
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
 from harness.airflow_home import ROOT

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_cdc.core.copies.history import Trace, number_in
-from airflow_provider_cdc.core.kinds import KINDS, Kind, parse_position
 from airflow_provider_cdc.core.positions.facts import Facts
+from airflow_provider_cdc.core.positions.kinds import KINDS, Kind, parse_position
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.errors import PositionError

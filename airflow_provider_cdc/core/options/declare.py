@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import msgspec
 
-from airflow_provider_cdc.core.kinds import has
 from airflow_provider_cdc.core.positions import as_of
+from airflow_provider_cdc.core.positions.kinds import has
 from airflow_provider_cdc.errors import Problem
 
 Options = TypeVar("Options")

@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import UTC, date, datetime
 from typing import Any
 
-from airflow_provider_cdc.core.kinds import KINDS
+from airflow_provider_cdc.core.positions.kinds import KINDS
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.errors import PositionError
 

@@ -17,9 +17,9 @@ from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.shards.copy_tables import positions_of
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.storage.uri import LakeUri
+from airflow_provider_cdc.core.storage.uri import LakeUri, safe_name
 from airflow_provider_cdc.core.tables.selection import selection_of
-from airflow_provider_cdc.core.tables.table import CopyName, TableName, safe_name
+from airflow_provider_cdc.core.tables.table import CopyName, TableName
 from airflow_provider_cdc.errors import CommitUnknown, ManifestError, StorageUnavailable
 
 UNIONS, SOURCES = "_merged", "_sources"

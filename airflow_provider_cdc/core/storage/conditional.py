@@ -22,8 +22,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
-from airflow_provider_cdc.core.kinds import LazyModule
-from airflow_provider_cdc.core.storage.filesystems import Opened, account_of, bucket_location
+from airflow_provider_cdc.core.storage.filesystems import LazyModule, Opened, account_of, bucket_location
 from airflow_provider_cdc.core.storage.uri import GCS, S3, LakeUri, StorageSettings, store_of
 from airflow_provider_cdc.errors import ConfigurationError
 

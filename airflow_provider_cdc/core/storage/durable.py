@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_provider_cdc.core.kinds import LazyModule
+from airflow_provider_cdc.core.storage.filesystems import LazyModule
 
 if TYPE_CHECKING:
     from pyarrow import fs

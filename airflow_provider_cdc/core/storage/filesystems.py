@@ -8,11 +8,32 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.core.kinds import LazyModule
 from airflow_provider_cdc.core.storage.uri import AZURE, GCS, S3, LakeUri, StorageSettings, fitting
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, StorageRefused, StorageUnavailable
+
+
+class LazyModule:
+    """Stands for a module, which is imported when an attribute is accessed.
+
+    Airflow parses DAG files continually, and importing PyArrow alone takes as long as importing the rest of this
+    package.
+
+    :param name: the module's full name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        value = getattr(import_module(self._name), attribute)
+        setattr(self, attribute, value)
+        return value
+
 
 if TYPE_CHECKING:
     from pyarrow import fs

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow_provider_cdc.core.kinds import LazyModule
 from airflow_provider_cdc.core.storage import durable
 from airflow_provider_cdc.core.storage.conditional import Conditional, conditional_in, key_of
-from airflow_provider_cdc.core.storage.filesystems import Opened, convert_store_errors
+from airflow_provider_cdc.core.storage.filesystems import LazyModule, Opened, convert_store_errors
 from airflow_provider_cdc.core.storage.uri import LakeUri, StorageSettings, current
 from airflow_provider_cdc.errors import ConfigurationError, ManifestError, StorageRefused
 

@@ -19,8 +19,16 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import quote, unquote
 
-from airflow_provider_cdc.core.tables.table import safe_name
 from airflow_provider_cdc.errors import ConfigurationError
+
+
+def safe_name(name: str) -> str:
+    """Encode ``name`` in ASCII letters, digits, ``_ - $``; other bytes become ``~`` and two hexadecimal digits."""
+    return "".join(
+        chr(byte) if chr(byte).isascii() and (chr(byte).isalnum() or chr(byte) in "_-$") else f"~{byte:02X}"
+        for byte in name.encode()
+    )
+
 
 _HINT = "give a URI such as file:///data/lake, s3://bucket/lake or hdfs://name/lake"
 _LOCAL = ("", "file")

@@ -309,14 +309,6 @@ def folder_name(table: TableName) -> str:
     return f"{shortened}~~{digest}{more}"
 
 
-def safe_name(name: str) -> str:
-    """Encode ``name`` in ASCII letters, digits, ``_ - $``; other bytes become ``~`` and two hexadecimal digits."""
-    return "".join(
-        chr(byte) if chr(byte).isascii() and (chr(byte).isalnum() or chr(byte) in "_-$") else f"~{byte:02X}"
-        for byte in name.encode()
-    )
-
-
 # The layout of a table of the lake: its partitioning, and the order of its rows.
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.copies.head import describe, is_of_another_source, known_source
-from airflow_provider_cdc.core.kinds import KINDS
+from airflow_provider_cdc.core.positions.kinds import KINDS
 from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT
 from airflow_provider_cdc.core.run.results import ConsolidateResult
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging

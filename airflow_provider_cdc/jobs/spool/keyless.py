@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.parquet.writer import QUICKEST
+from airflow_provider_cdc.core.positions.kinds import parse_position
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.staging import Staging
 from airflow_provider_cdc.core.tables import row_bytes

@@ -11,8 +11,8 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.copies.history import HistoryRelation, Trace
-from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.options.run import StepOptions, TableOptions
+from airflow_provider_cdc.core.positions.kinds import parse_position
 from airflow_provider_cdc.core.run.manifest import Manifest
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.selection import selection_of

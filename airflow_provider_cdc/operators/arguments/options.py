@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import Any, TypeVar
 
-from airflow_provider_cdc.core.kinds import KINDS, only
 from airflow_provider_cdc.core.options.declare import values_of
 from airflow_provider_cdc.core.options.run import RunOptions, declared
+from airflow_provider_cdc.core.positions.kinds import KINDS, only
 from airflow_provider_cdc.core.storage.uri import LakeUri, glob, lake_of
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Protocol, TypeVar
 
-from airflow_provider_cdc.core.kinds import has, kinds_with, only
 from airflow_provider_cdc.core.options.lake import LakeOptions
 from airflow_provider_cdc.core.options.run import CONSISTENCIES, UNREPRESENTABLE, StepOptions, TableOptions
+from airflow_provider_cdc.core.positions.kinds import has, kinds_with, only
 from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.tables.table import Layout, Parts, Table, TableName, layout_of, whole_tables
 from airflow_provider_cdc.counted import format_count

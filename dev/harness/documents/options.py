@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from airflow_provider_cdc.core.kinds import only
 from airflow_provider_cdc.core.options.declare import Option, declared_in
 from airflow_provider_cdc.core.options.lake import CleanOptions
 from airflow_provider_cdc.core.options.run import AuthorOptions, declared
+from airflow_provider_cdc.core.positions.kinds import only
 
 
 def option_table() -> Iterator[Sequence[str]]:

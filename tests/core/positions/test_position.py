@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.kinds import KINDS, parse_position
 from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.core.positions.kinds import KINDS, parse_position
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import Base, Manifest

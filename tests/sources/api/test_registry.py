@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from airflow_provider_cdc.core import kinds as core_kinds
 from airflow_provider_cdc.core.options.run import declared
+from airflow_provider_cdc.core.positions import kinds as core_kinds
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import KINDS, SourceKind, kind_of, open_source

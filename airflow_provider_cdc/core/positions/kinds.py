@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module
-from typing import Any
 
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.lsn import Lsn
@@ -100,24 +98,3 @@ def only(feature: str) -> str:
     """Return the titles of the kinds that have ``feature``, such as "PostgreSQL"; empty: all kinds have it."""
     having = kinds_with(feature)
     return "" if len(having) == len(KINDS) else " and ".join(kind.title for kind in having)
-
-
-# Imports modules at their first use. Airflow parses DAG files continually, and importing PyArrow alone takes as long
-# as importing the rest of this package.
-
-
-class LazyModule:
-    """Stands for a module, which is imported when an attribute is accessed.
-
-    :param name: the module's full name.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("__"):
-            raise AttributeError(attribute)
-        value = getattr(import_module(self._name), attribute)
-        setattr(self, attribute, value)
-        return value
