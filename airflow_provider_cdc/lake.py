@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyarrow import dataset
 
-from airflow_provider_cdc.core.copies.history import history_in
 from airflow_provider_cdc.core.positions.as_of import parse_position, reaches
+from airflow_provider_cdc.core.positions.history import history_in
 from airflow_provider_cdc.core.run.feed import feed_schema
 from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT
 from airflow_provider_cdc.core.storage.folder import Storage

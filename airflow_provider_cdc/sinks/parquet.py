@@ -31,9 +31,8 @@ from airflow_provider_cdc.core.copies.head import (
     is_of_another,
     is_of_another_source,
     known_source,
-    source_of,
 )
-from airflow_provider_cdc.core.positions.facts import Facts
+from airflow_provider_cdc.core.positions.facts import Facts, source_of
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import Place
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging, difference

@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_cdc.core.copies.head import source_of
-from airflow_provider_cdc.core.positions.facts import Facts
+from airflow_provider_cdc.core.positions.facts import Facts, source_of
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.run.run import SCRATCH

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.copies.head import decode_copy, source_of
-from airflow_provider_cdc.core.positions.facts import Facts
+from airflow_provider_cdc.core.copies.head import decode_copy
+from airflow_provider_cdc.core.positions.facts import Facts, source_of
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.storage.folder import Storage

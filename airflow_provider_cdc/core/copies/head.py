@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any
 
-from airflow_provider_cdc.core.copies.history import Trace, number_in
-from airflow_provider_cdc.core.positions.facts import Facts
+from airflow_provider_cdc.core.positions.history import Trace, number_in
 from airflow_provider_cdc.core.positions.kinds import KINDS, Kind, parse_position
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.storage import records
@@ -30,7 +29,7 @@ class Copy:
     in `Selection`. Records of earlier versions have only the run's id and the initial position. ``changes`` is the
     record of the changes between the previous copy and this copy, as `sinks.feeds` writes it. ``feed_gap`` is the
     record of the gap in the changes before this copy, from `sinks.feeds`, too. ``history`` is the result of
-    `core.copies.history.history_fields`. ``shards`` has one object for each shard of a merged table, with its name
+    `core.positions.history.history_fields`. ``shards`` has one object for each shard of a merged table, with its name
     (``shard``) and ``rows``; the objects in ``files`` then also name their ``shard``. If its shards are in several
     sources, ``positions`` has the position of each source (`core.shards.copy_tables`), and ``position`` is empty.
     ``more`` has the fields that a later version added. These fields are kept when the record is written again.
@@ -77,18 +76,6 @@ def encode_copy(copy: Copy) -> dict[str, Any]:
     more = data.pop("more")
     entry = {name: value for name, value in data.items() if value not in (None, "", {}, (), [])}
     return {**entry, **more}
-
-
-def source_of(kind: str, identity: Facts, conn_id: str) -> dict[str, str]:
-    """Return the description of the source that a copy records, from the identity of its server."""
-    identity_fields = {
-        "kind": kind,
-        "connection": conn_id,
-        "server": identity.server,
-        "database": identity.database,
-        "timeline": identity.timeline,
-    }
-    return {name: value for name, value in identity_fields.items() if value}
 
 
 def is_of_another_source(copy: Copy, source: Mapping[str, str], position: Position | None) -> bool:

@@ -83,7 +83,7 @@ class Facts:
 
     @property
     def mark(self) -> str:
-        """The mark of the position that was fixed (`core.copies.history`)."""
+        """The mark of the position that was fixed (`core.positions.history`)."""
         return self._recorded.get(MARK, "")
 
     @property
@@ -101,3 +101,15 @@ class Facts:
 
     def __repr__(self) -> str:
         return f"Facts({self._recorded!r}, may_move={self.may_move}, reached={self.reached!r})"
+
+
+def source_of(kind: str, identity: Facts, conn_id: str) -> dict[str, str]:
+    """Return the description of the source that a copy records, from the identity of its server."""
+    identity_fields = {
+        "kind": kind,
+        "connection": conn_id,
+        "server": identity.server,
+        "database": identity.database,
+        "timeline": identity.timeline,
+    }
+    return {name: value for name, value in identity_fields.items() if value}

@@ -33,7 +33,7 @@ def unlike_sources(parts: Mapping[str, Mapping[str, PartOfMerged]]) -> dict[str,
 def unfit_sources(sources: Mapping[str, Mapping[str, str]]) -> tuple[str, str]:
     """Return why tables of these sources cannot be merged, and what to do. Empty: they can.
 
-    :param sources: the results of `core.copies.head.source_of`, by the connections.
+    :param sources: the results of `core.positions.facts.source_of`, by the connections.
     """
     kinds = {name: source.get("kind", "") for name, source in sources.items()}
     if len({*kinds.values()}) > 1:

@@ -114,7 +114,7 @@ def position_entry(
 ) -> dict[str, Any]:
     """Return the object of one source in ``positions``.
 
-    :param source: the result of `core.copies.head.source_of`.
+    :param source: the result of `core.positions.facts.source_of`.
     """
     told = {name: value for name, value in source.items() if name != "connection"}
     entry = {

@@ -21,7 +21,8 @@ from airflow_provider_cdc.core.copies.head import (
     position_of,
     trace_of,
 )
-from airflow_provider_cdc.core.copies.history import (
+from airflow_provider_cdc.core.copies.retention import copy_of, tables_of
+from airflow_provider_cdc.core.positions.history import (
     KEPT,
     Finding,
     History,
@@ -30,7 +31,6 @@ from airflow_provider_cdc.core.copies.history import (
     history_in,
     number_in,
 )
-from airflow_provider_cdc.core.copies.retention import copy_of, tables_of
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.commit_record import published_run
 from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 
-from airflow_provider_cdc.core.copies.head import source_of
 from airflow_provider_cdc.core.copies.removal import damage_of
 from airflow_provider_cdc.core.options.declare import values_of
 from airflow_provider_cdc.core.options.run import StepOptions
-from airflow_provider_cdc.core.positions.facts import Facts
+from airflow_provider_cdc.core.positions.facts import Facts, source_of
 from airflow_provider_cdc.core.run.manifest import (
     PLAIN_PARQUET,
     InitialPoint,

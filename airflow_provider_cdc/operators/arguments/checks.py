@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_provider_cdc.core.checks import Check, Moment, Raised, problems_of
-from airflow_provider_cdc.core.copies.head import source_of
 from airflow_provider_cdc.core.options.run import RunOptions
+from airflow_provider_cdc.core.positions.facts import source_of
 from airflow_provider_cdc.core.run.run import scratch_of
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.uri import check_fits, current, lake_of

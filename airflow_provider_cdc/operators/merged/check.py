@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
-from airflow_provider_cdc.core.copies.head import source_of
+from airflow_provider_cdc.core.positions.facts import source_of
 from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT, TablePlan
 from airflow_provider_cdc.core.shards.union import VANISHED_HINT, missing_shards, shard_name
 from airflow_provider_cdc.core.storage import records
