@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from airflow_provider_cdc.core.certificate.totals import Digest, with_more
-from airflow_provider_cdc.core.filters.apply import published_schema
 from airflow_provider_cdc.core.parquet import position_deletes
 from airflow_provider_cdc.core.parquet.position_deletes import Int64s
 from airflow_provider_cdc.core.parquet.splice import SplicedFile, UnknownFooter
@@ -22,6 +21,7 @@ from airflow_provider_cdc.core.parquet.writer import ParquetWriter, StagedFile
 from airflow_provider_cdc.core.run.manifest import Place, RunTable
 from airflow_provider_cdc.core.run.staging import Staging
 from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.published import published_schema
 from airflow_provider_cdc.core.tables.table import PartitionField, Table, folder_name
 
 

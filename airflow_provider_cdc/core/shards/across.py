@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from airflow_provider_cdc.core.positions.as_of import parse
 from airflow_provider_cdc.core.positions.position import Position
-from airflow_provider_cdc.core.shards.rows import differences
+from airflow_provider_cdc.core.tables.merged import differences
 from airflow_provider_cdc.core.tables.selection import WHOLE, Selection
 from airflow_provider_cdc.core.tables.table import Shard
 

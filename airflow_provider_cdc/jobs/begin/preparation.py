@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from airflow_provider_cdc.core.filters.apply import published_schema
 from airflow_provider_cdc.core.run.manifest import PLAIN_PARQUET, LakeFormat, Place, RunTable, TablePlan
+from airflow_provider_cdc.core.tables.published import published_schema
 from airflow_provider_cdc.core.tables.selection import Selection
 from airflow_provider_cdc.core.tables.table import PLAIN, Layout, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from airflow_provider_cdc.core.filters.apply import published_schema
 from airflow_provider_cdc.core.run.commit_record import read_bases
 from airflow_provider_cdc.core.run.feed import Feed, feed_schema
 from airflow_provider_cdc.core.run.manifest import DELETE, INSERT, UPDATE, RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.published import published_schema
 from airflow_provider_cdc.core.tables.table import Table, folder_name
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable

@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from airflow_provider_cdc.core.copies.removal import check_not_removed, note_damage
-from airflow_provider_cdc.core.filters.apply import published_schema
 from airflow_provider_cdc.core.run.commit_record import published_run, read_bases, recorded_place
 from airflow_provider_cdc.core.run.manifest import Place, RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile, difference
 from airflow_provider_cdc.core.storage.filesystems import convert_store_errors
 from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.published import published_schema
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import CdcError, CopyMismatch, FileDamaged

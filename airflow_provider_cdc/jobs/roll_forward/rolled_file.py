@@ -9,11 +9,11 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.filters.apply import published_schema
 from airflow_provider_cdc.core.parquet.lake_types import to_published
 from airflow_provider_cdc.core.parquet.position_deletes import Int64s, read_positions
 from airflow_provider_cdc.core.run.staging import StagedFile, difference
 from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.published import published_schema
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import FileDamaged
 from airflow_provider_cdc.jobs.consolidate.touched_rows import BoolArray, MarkedFile, TouchedKeys, TouchedRowGroup

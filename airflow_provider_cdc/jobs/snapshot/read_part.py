@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from airflow_provider_cdc.core.filters.apply import published_columns
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.run.table_files import table_files
 from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.core.tables.published import published_columns
 from airflow_provider_cdc.errors import SourceUnavailable
 from airflow_provider_cdc.jobs.changes.filter_images import copied
 from airflow_provider_cdc.jobs.control.turn import GivenUp, ReadTurn

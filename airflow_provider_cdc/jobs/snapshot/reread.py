@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.core.filters.apply import published_columns
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.parquet.writer import QUICKEST
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.run.table_files import table_files
 from airflow_provider_cdc.core.tables import row_bytes
+from airflow_provider_cdc.core.tables.published import published_columns
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import CopyMismatch, SourceUnavailable, ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes import net_change_files

@@ -18,13 +18,13 @@ from functools import partial
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.filters.apply import published_schema
 from airflow_provider_cdc.core.options.run import StepOptions, TableOptions
 from airflow_provider_cdc.core.positions import as_of
 from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.chunk import Chunk
+from airflow_provider_cdc.core.tables.published import published_schema
 from airflow_provider_cdc.core.tables.selection import Selection
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import CdcError, PreflightError

@@ -166,7 +166,7 @@ def warn_of_readers(lake: Storage, format: str, source: Source, plans: Sequence[
     """Log the columns that some readers of the copies misread. If the source cannot be asked for the columns now, this
     is only logged."""
     # These modules are imported only here, because they import Arrow, and Airflow parses DAGs often.
-    from airflow_provider_cdc.core.filters.apply import published_schema
+    from airflow_provider_cdc.core.tables.published import published_schema
     from airflow_provider_cdc.sinks.reader_warnings import reader_warnings
 
     schemas: dict[TableName, pa.Schema] = {}

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.core.filters.apply import published_columns
 from airflow_provider_cdc.core.filters.parser import parse
 from airflow_provider_cdc.core.options.run import TableOptions
+from airflow_provider_cdc.core.tables.published import published_columns
 from airflow_provider_cdc.core.tables.selection import Selection
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import PreflightError, ValueNotRepresentable

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from airflow_provider_cdc.core.filters.evaluator import holds
-from airflow_provider_cdc.core.shards.rows import merged_rows, merged_schema
 from airflow_provider_cdc.core.tables import row_bytes
+from airflow_provider_cdc.core.tables.merged import merged_rows, merged_schema
 from airflow_provider_cdc.core.tables.table import Table
 
 
