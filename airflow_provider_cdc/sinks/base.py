@@ -72,11 +72,11 @@ class Publication:
     """A publication of a run. It has the tables of the run's commit, and values for the records that readers see.
 
     All copies are exact at ``position``, which was recorded at ``recorded_at``. ``position_key`` is the name of the
-    position in records of this kind of source. ``source`` is the result of `core.positions.facts.source_of`. ``as_of`` is
-    the time or position that was requested; empty: the present. ``missed_as_of`` is `Manifest.missed_as_of`. ``group``
-    names the task group of the run; all runs of a group copy the same tables. ``skipped`` are tables of the group that
-    this run leaves out. Times are ISO 8601. If the copies have shards of several sources, ``positions`` has the
-    position of each source (`core.shards.copy_tables`), and ``position`` is empty.
+    position in records of this kind of source. ``source`` is the result of `core.positions.facts.source_of`. ``as_of``
+    is the time or position that was requested; empty: the present. ``missed_as_of`` is `Manifest.missed_as_of`.
+    ``group`` names the task group of the run; all runs of a group copy the same tables. ``skipped`` are tables of the
+    group that this run leaves out. Times are ISO 8601. If the copies have shards of several sources, ``positions`` has
+    the position of each source (`core.shards.copy_tables`), and ``position`` is empty.
     """
 
     run_id: str

@@ -10,6 +10,7 @@ from functools import total_ordering
 from typing import Any
 
 from airflow_provider_cdc.core.options.run import AS_DECLARED, TableOptions
+from airflow_provider_cdc.core.storage.uri import safe_name
 from airflow_provider_cdc.core.tables.selection import WHOLE, Selection
 from airflow_provider_cdc.errors import ConfigurationError
 

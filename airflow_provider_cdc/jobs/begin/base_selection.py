@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from airflow_provider_cdc.core.copies.feed_gaps import feeds_gapless, with_feed_gaps
+from airflow_provider_cdc.core.copies.plan_checks import feeds_gapless, with_feed_gaps
 from airflow_provider_cdc.core.copies.removal import check_not_removed, damage_of
 from airflow_provider_cdc.core.options.run import CHANGES, FULL, StepOptions
 from airflow_provider_cdc.core.positions import as_of

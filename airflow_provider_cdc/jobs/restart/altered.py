@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from airflow_provider_cdc.core.copies.feed_gaps import feeds_gapless
+from airflow_provider_cdc.core.copies.plan_checks import feeds_gapless
 from airflow_provider_cdc.core.options.run import CHANGES, FAIL, GIVE_UP_PAST, StepOptions
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.errors import CdcError, SchemaChanged

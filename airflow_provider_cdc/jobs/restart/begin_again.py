@@ -17,7 +17,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 
-from airflow_provider_cdc.core.copies.feed_gaps import BEGINS_ANEW
+from airflow_provider_cdc.core.copies.plan_checks import BEGINS_ANEW
 from airflow_provider_cdc.core.positions.as_of import reaches
 from airflow_provider_cdc.core.run.manifest import (
     EarlierReads,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.core.copies.feed_gaps import feeds_gapless, with_gap
+from airflow_provider_cdc.core.copies.plan_checks import feeds_gapless, with_gap
 from airflow_provider_cdc.core.options.run import CHANGES, PRESENT, RunOptions, StepOptions
 from airflow_provider_cdc.core.run.manifest import FeedGap, MissedPast, TablePlan
 from airflow_provider_cdc.core.run.run import Run

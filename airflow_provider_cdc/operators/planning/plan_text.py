@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.core.copies.feed_gaps import IF_LATEST
+from airflow_provider_cdc.core.copies.plan_checks import IF_LATEST
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.run.results import ConsolidateResult, DeltaResult, SnapshotResult

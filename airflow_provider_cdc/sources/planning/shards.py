@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from airflow_provider_cdc.core.copies.plan_checks import VANISHED_HINT, Heads, vanished
 from airflow_provider_cdc.core.options.lake import BY_NAME, ORIGIN_IN_KEY, MergeOptions
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.run.manifest import TablePlan
-from airflow_provider_cdc.core.shards.lists import VANISHED_HINT, ShardHeads, vanished
 from airflow_provider_cdc.core.tables.table import ORIGIN, Shard, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
 from airflow_provider_cdc.sources.planning.patterns import Pattern
@@ -78,7 +78,7 @@ def without_merged(found: Survey, merged: Mapping[TableName, TableName], failed:
     return Survey(plans, {**found.skipped, **skipped})
 
 
-def without_vanished(heads: ShardHeads, found: Survey, options: StepOptions) -> Survey:
+def without_vanished(heads: Heads, found: Survey, options: StepOptions) -> Survey:
     """Return the survey without the merged tables whose latest copy has shards that the run does not copy.
 
     :raises PreflightError: there are such tables, and the run does not leave out tables.
