@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.assets import announce
-from airflow_provider_cdc.core.certificate.totals import NAME as DEFINITION
 from airflow_provider_cdc.core.copies.removal import Removed, read_removed
+from airflow_provider_cdc.core.digest.totals import NAME as DEFINITION
 from airflow_provider_cdc.core.run.manifest import FeedGap
 from airflow_provider_cdc.core.run.results import ConsolidateResult, Told
 from airflow_provider_cdc.core.run.run import Run, read_is_latest

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow_provider_cdc.core.certificate.certificate import Certificate, certificate_of_copy
-from airflow_provider_cdc.core.certificate.totals import NAME, Derivation
+from airflow_provider_cdc.core.certificate import Certificate, certificate_of_copy
+from airflow_provider_cdc.core.digest.totals import NAME, Derivation
 from airflow_provider_cdc.core.run.commit_record import Decision, decision_of
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.shards.published import published_copies

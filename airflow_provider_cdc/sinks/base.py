@@ -36,7 +36,7 @@ class TableChange:
     ``columns`` describe a copy of a part of the table, as in `Selection`. ``feed`` has the changes since the copy of
     ``base``; None: the changes are not published. ``history`` is the result of `Manifest.history_of`. ``place`` is the
     result of `Sink.prepare`; if it is not None, the files are already at their final place. ``certificate`` is the JSON
-    data of the copy's certificate (`core.certificate.certificate`); empty: it has none. ``shards`` has the names of the
+    data of the copy's certificate (`core.certificate`); empty: it has none. ``shards`` has the names of the
     files of each shard, by the shard's name; empty: the table is not merged. ``feed_gap`` is set if no changes lead to
     the copy, although the run publishes changes and the table has an earlier copy.
     """

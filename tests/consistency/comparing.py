@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables import row_bytes
-from tests.core.certificate import recompute
+from tests.core.digest import recompute
 
 
 def assert_same_rows(where: str, copied: Counter[Any], truth: Counter[Any]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from airflow_provider_cdc.core.certificate.totals import Digest
+from airflow_provider_cdc.core.digest.totals import Digest
 from airflow_provider_cdc.core.run.staging import Staging
 from airflow_provider_cdc.core.run.table_files import TableFileWriter
 from airflow_provider_cdc.core.storage.folder import Storage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from airflow_provider_cdc.core.certificate.key_range import key_range
-from airflow_provider_cdc.core.certificate.totals import Digest
+from airflow_provider_cdc.core.digest.totals import Digest
 from airflow_provider_cdc.core.parquet.file_stats import file_stats
+from airflow_provider_cdc.core.parquet.key_range import key_range
 from airflow_provider_cdc.core.parquet.lake_types import has_field_ids
 from airflow_provider_cdc.core.storage.folder import Storage
 
@@ -43,10 +44,10 @@ class StagedFile:
     is deleted. ``rows`` counts deleted rows, too. If a copy takes over a data file, it also takes over the file's
     ``deletes``, because one record contains both.
 
-    ``digest`` is the digest of the rows of a data file (`certificate.digest.Digest.hex`), deleted ones included. For a
+    ``digest`` is the digest of the rows of a data file (`core.digest.totals.Digest.hex`), deleted ones included. For a
     file with deletes, it is the digest of the deleted rows. It is empty if it is not known: for files that only the run
     itself reads, and for files of earlier versions of this package. ``keys`` has the least and the greatest value of
-    the first key column (`certificate.key_range`), or is empty.
+    the first key column (`key_range.key_range`), or is empty.
     """
 
     name: str
@@ -206,7 +207,7 @@ class _OpenFile:
         self._rows += group.num_rows
         if self._digest is not None:
             # Import the compiled kernels late, because readers of a lake import this module, too.
-            from airflow_provider_cdc.core.certificate.digest import digest
+            from airflow_provider_cdc.core.digest.digest import digest
 
             self._digest += digest(group)
 
@@ -295,3 +296,42 @@ def write_empty(run: Storage, name: str, schema: pa.Schema) -> StagedFile:
     written = _OpenFile(run, name, schema.empty_table(), digests=True).close()
     run.sync(name.rpartition("/")[0])
     return written
+
+
+# Digests of the rows of files, and of copies, which are sets of files.
+
+
+def live_digest(file: StagedFile) -> Digest | None:
+    """Return the digest of the rows of a file that are not deleted; None: it is not known."""
+    if not file.digest:
+        return None
+    whole = Digest.of(file.rows, file.digest)
+    if file.deletes is None:
+        return whole
+    return whole - Digest.of(file.deletes.rows, file.deletes.digest) if file.deletes.digest else None
+
+
+def total_of(files: Iterable[StagedFile]) -> Digest | None:
+    """Return the digest of the rows of a copy; None: the digest of a file is not known."""
+    total = Digest()
+    for file in files:
+        digest = live_digest(file)
+        if digest is None:
+            return None
+        total += digest
+    return total
+
+
+def with_more(deletes: StagedFile | None, newly: Digest) -> str:
+    """Return the digest of deleted rows, after the rows ``newly`` were deleted, too; empty: it is not known.
+
+    :param deletes: the file with the rows that were deleted before; None: there are none.
+    """
+    if deletes is None:
+        return newly.hex
+    return (Digest.of(deletes.rows, deletes.digest) + newly).hex if deletes.digest else ""
+
+
+def with_changes(file: StagedFile, removed: Digest, added: Digest) -> str:
+    """Return the digest of a file's rows, after some rows were replaced; empty: it is not known."""
+    return (Digest.of(file.rows, file.digest) - removed + added).hex if file.digest else ""

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from airflow_provider_cdc.core.certificate.totals import Proof, total_of
+from airflow_provider_cdc.core.digest.totals import Proof
+from airflow_provider_cdc.core.parquet.writer import total_of
 from airflow_provider_cdc.core.run.feed import Feed
 from airflow_provider_cdc.core.run.ledger import FIRST, FilesCommitted, State
 from airflow_provider_cdc.core.run.manifest import Base, FeedGap, Manifest, Place

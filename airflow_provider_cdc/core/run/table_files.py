@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.certificate.totals import Digest, with_more
+from airflow_provider_cdc.core.digest.totals import Digest
 from airflow_provider_cdc.core.parquet import position_deletes
 from airflow_provider_cdc.core.parquet.position_deletes import Int64s
 from airflow_provider_cdc.core.parquet.splice import SplicedFile, UnknownFooter
-from airflow_provider_cdc.core.parquet.writer import ParquetWriter, StagedFile
+from airflow_provider_cdc.core.parquet.writer import ParquetWriter, StagedFile, with_more
 from airflow_provider_cdc.core.run.manifest import Place, RunTable
 from airflow_provider_cdc.core.run.staging import Staging
 from airflow_provider_cdc.core.storage.folder import Storage

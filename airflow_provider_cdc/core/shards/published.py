@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_provider_cdc.core.certificate.totals import total_of
+from airflow_provider_cdc.core.parquet.writer import total_of
 from airflow_provider_cdc.core.run.commit_record import Decision
 from airflow_provider_cdc.core.run.manifest import Manifest
 from airflow_provider_cdc.core.run.run import Run

@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_cdc import __version__
-from airflow_provider_cdc.core.certificate.digest import digest
-from airflow_provider_cdc.core.certificate.totals import CertificateColumn, Counted, Derivation, Digest, Proof, total_of
+from airflow_provider_cdc.core.digest.digest import digest
+from airflow_provider_cdc.core.digest.totals import CertificateColumn, Counted, Derivation, Digest, Proof
+from airflow_provider_cdc.core.parquet.writer import total_of
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.counted import format_count

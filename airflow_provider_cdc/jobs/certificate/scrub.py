@@ -17,8 +17,8 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.certificate.digest import Digest, digest
-from airflow_provider_cdc.core.certificate.totals import CheckedFile
+from airflow_provider_cdc.core.digest.digest import Digest, digest
+from airflow_provider_cdc.core.digest.totals import CheckedFile
 from airflow_provider_cdc.core.run.commit_record import Decision, read_bases
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile, difference

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_provider_cdc.core.certificate.certificate import certificate_of_copy
+from airflow_provider_cdc.core.certificate import certificate_of_copy
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.commit_record import Decision
 from airflow_provider_cdc.core.run.release import release

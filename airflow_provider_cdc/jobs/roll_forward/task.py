@@ -26,10 +26,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.core.certificate.digest import Digest, digest
-from airflow_provider_cdc.core.certificate.totals import with_changes
+from airflow_provider_cdc.core.digest.digest import Digest, digest
 from airflow_provider_cdc.core.parquet.splice import UnknownFooter
-from airflow_provider_cdc.core.parquet.writer import ROW_GROUP_BYTES, ParquetWriter
+from airflow_provider_cdc.core.parquet.writer import ROW_GROUP_BYTES, ParquetWriter, with_changes
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.run.table_files import TableFileWriter, table_files

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from airflow_provider_cdc.core.certificate.certificate import Certificate, Making, ShardPart, certificate_of_copy
-from airflow_provider_cdc.core.certificate.totals import total_of
+from airflow_provider_cdc.core.certificate import Certificate, Making, ShardPart, certificate_of_copy
+from airflow_provider_cdc.core.parquet.writer import total_of
 from airflow_provider_cdc.core.run.commit_record import Decision, decision_of
 from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT
 from airflow_provider_cdc.core.run.run import Run, is_published, run_id_in

@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.certificate.digest import Digest, row_hashes
-from airflow_provider_cdc.core.certificate.row_hash import UInt64s
+from airflow_provider_cdc.core.digest.digest import Digest, UInt64s, row_hashes
 from airflow_provider_cdc.core.kernels.compile import Int64s, kernel
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.plain_value import plain_value
@@ -29,7 +28,7 @@ from airflow_provider_cdc.jobs.verify.rows import RangeRows, RowsToRead
 # next bits of the hash.
 
 
-# Kernels that sum the hashes of rows by bucket. `core.certificate.digest` defines the hash.
+# Kernels that sum the hashes of rows by bucket. `core.digest.digest` defines the hash.
 
 
 _1 = np.uint64(1)

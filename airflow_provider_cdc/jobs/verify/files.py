@@ -11,9 +11,9 @@ from contextlib import suppress
 
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.certificate.certificate import Certificate, decode_certificate
-from airflow_provider_cdc.core.certificate.digest import NAME
+from airflow_provider_cdc.core.certificate import Certificate, decode_certificate
 from airflow_provider_cdc.core.copies.head import Copy, position_of
+from airflow_provider_cdc.core.digest.digest import NAME
 from airflow_provider_cdc.core.run.commit_record import decision_of, published_run
 from airflow_provider_cdc.core.run.run import scratch_of
 from airflow_provider_cdc.core.run.staging import StagedFile

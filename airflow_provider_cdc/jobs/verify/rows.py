@@ -17,8 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import csv
 
-from airflow_provider_cdc.core.certificate.digest import row_hashes
-from airflow_provider_cdc.core.certificate.row_hash import UInt64s
+from airflow_provider_cdc.core.digest.digest import UInt64s, row_hashes
 from airflow_provider_cdc.core.parquet.lake_types import to_published
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.storage.filesystems import convert_store_errors

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from airflow.providers.common.compat.sdk import AirflowException
 
 from airflow_provider_cdc.assets import announce
-from airflow_provider_cdc.core.certificate.totals import NAME as DEFINITION
+from airflow_provider_cdc.core.digest.totals import NAME as DEFINITION
 from airflow_provider_cdc.core.run.results import FILE as TOLD
 from airflow_provider_cdc.core.run.run import Run, run_id_in
 from airflow_provider_cdc.core.shards.union import (

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_cdc.core.certificate.certificate import Certificate, decode_certificate
+from airflow_provider_cdc.core.certificate import Certificate, decode_certificate
 from airflow_provider_cdc.core.parquet import writer
 from airflow_provider_cdc.core.run.commit_record import decision_of
 from airflow_provider_cdc.core.run.run import Run
@@ -23,7 +23,7 @@ from airflow_provider_cdc.jobs.roll_forward.task import IncomingRows
 from airflow_provider_cdc.report.certificates import certificate_page
 from airflow_provider_cdc.report.page import to_markdown
 from airflow_provider_cdc.sinks.registry import open_sink
-from tests.core.certificate import recompute
+from tests.core.digest import recompute
 from tests.jobs.conftest import MakeRunner, Runner
 from tests.jobs.history_source import NAMES, SCHEMAS, Entry, Row
 from tests.jobs.iceberg_nights import snapshot_of

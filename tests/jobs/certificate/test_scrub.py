@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.certificate.totals import CheckedFile
+from airflow_provider_cdc.core.digest.totals import CheckedFile
 from airflow_provider_cdc.core.options.run import ScrubOptions, StepOptions
 from airflow_provider_cdc.core.parquet import writer
 from airflow_provider_cdc.core.parquet.writer import StagedFile

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.certificate.digest import digest
+from airflow_provider_cdc.core.digest.digest import digest
 from airflow_provider_cdc.core.parquet import writer as parquet_writer
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_cdc.core.certificate.digest import digest
+from airflow_provider_cdc.core.digest.digest import digest
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.jobs.verify import compare
 from airflow_provider_cdc.jobs.verify.compare import Side

@@ -56,12 +56,204 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from airflow_provider_cdc.core.certificate import row_hash
-from airflow_provider_cdc.core.certificate.row_hash import UInt64s
-from airflow_provider_cdc.core.certificate.totals import NAME, Digest
-from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, bytes_of
+from airflow_provider_cdc.core.digest.totals import NAME, Digest
+from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, bytes_of, inner, kernel, load64, load_le
+
+# Kernels that hash rows, column by column, by the definition above.
+#
+# Each function adds what one column contributes to the two lanes of each row. All arithmetic is modulo 2**64, on
+# ``uint64``: unlike ``int64``, these operations may wrap around.
+
+
+UInt64s = npt.NDArray[np.uint64]
+
+STEP = np.uint64(0x9E3779B97F4A7C15)
+"""The distance of the keys of two consecutive words of one value: 2**64 divided by the golden ratio, and odd."""
+LENGTH = np.uint64(0xD1B54A32D192ED03)
+"""The distance of the keys of two values whose lengths differ by one. It is odd."""
+NULL = np.uint64(0xFFFFFFFFFFFFFFFF)
+"""The word 0 of a null. The word 0 of another value is its length, or missing."""
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+_30, _27, _31, _63 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(63)
+_0, _1 = np.uint64(0), np.uint64(1)
+
+
+@inner
+def mix(word: np.uint64) -> np.uint64:
+    """Return the bijection of 64-bit words with which the generator splitmix64 ends."""
+    word = (word ^ (word >> _30)) * _FIRST
+    word = (word ^ (word >> _27)) * _SECOND
+    return word ^ (word >> _31)
+
+
+@kernel
+def add_words(valid: Bytes, words: UInt64s, one: UInt64s, other: UInt64s, keys: UInt64s) -> None:
+    """Add values of one word each.
+
+    :param valid: a byte for each value, 0 for a null; empty if no value is null.
+    """
+    key, factor = keys[0] + STEP, keys[1] + STEP
+    if len(valid) == 0:
+        for row in range(len(words)):
+            hashed = mix(words[row] ^ key)
+            one[row] += hashed
+            other[row] += hashed * factor
+        return
+    null, null_factor = NULL ^ keys[0], keys[1]
+    for row in range(len(words)):
+        is_null = valid[row] == 0
+        hashed = mix(null if is_null else words[row] ^ key)
+        one[row] += hashed
+        other[row] += hashed * (null_factor if is_null else factor)
+
+
+@kernel
+def add_wide(valid: Bytes, words: UInt64s, width: int, one: UInt64s, other: UInt64s, keys: UInt64s) -> None:
+    """Add integers of ``width`` words each, the lowest word first. Only as many words count as the integer needs in
+    two's complement."""
+    null = mix(NULL ^ keys[0])
+    for row in range(len(one)):
+        if len(valid) and valid[row] == 0:
+            one[row] += null
+            other[row] += null * keys[1]
+            continue
+        start = row * width
+        key, factor = keys[0] + STEP, keys[1] + STEP
+        hashed = mix(words[start] ^ key)
+        one[row] += hashed
+        other[row] += hashed * factor
+        count = width
+        # A word is needed unless it only repeats the sign of the word below it.
+        while count > 1 and words[start + count - 1] == _0 - (words[start + count - 2] >> _63):
+            count -= 1
+        for index in range(1, count):
+            key += STEP
+            factor += STEP
+            hashed = mix(words[start + index] ^ key)
+            one[row] += hashed
+            other[row] += hashed * factor
+
+
+@kernel
+def narrow(words: UInt64s, width: int, lowest: UInt64s) -> bool:
+    """Write the lowest word of integers of ``width`` words each to ``lowest``. Return whether all integers fit into one
+    word."""
+    fit = True
+    for row in range(len(lowest)):
+        start = row * width
+        lowest[row] = words[start]
+        for index in range(1, width):
+            fit &= words[start + index] == _0 - (words[start] >> _63)
+    return fit
+
+
+@kernel
+def add_bytes(valid: Bytes, ends: Int64s, data: Bytes, one: UInt64s, other: UInt64s, keys: UInt64s) -> None:
+    """Add strings of bytes. ``ends`` has one offset more than there are values."""
+    null = mix(NULL ^ keys[0])
+    last = len(data) - 8
+    for row in range(len(one)):
+        if len(valid) and valid[row] == 0:
+            one[row] += null
+            other[row] += null * keys[1]
+            continue
+        at, end = ends[row], ends[row + 1]
+        shift = np.uint64(end - at) * LENGTH
+        key, factor = keys[0] + shift, keys[1] + shift
+        low, high = _0, _0
+        while at + 8 <= end:
+            key += STEP
+            factor += STEP
+            hashed = mix(np.uint64(load64(data, at)) ^ key)
+            low += hashed
+            high += hashed * factor
+            at += 8
+        if at < end:
+            left = end - at
+            if at <= last:
+                word = np.uint64(load64(data, at)) & ((_1 << np.uint64(8 * left)) - _1)
+            else:
+                word = np.uint64(load_le(data, at, left))
+            hashed = mix(word ^ (key + STEP))
+            low += hashed
+            high += hashed * (factor + STEP)
+        one[row] += low
+        other[row] += high
+
+
+@kernel
+def add_lists(
+    valid: Bytes,
+    ends: Int64s,
+    elements: UInt64s,
+    other_elements: UInt64s,
+    one: UInt64s,
+    other: UInt64s,
+    keys: UInt64s,
+) -> None:
+    """Add lists, from the lanes of their elements. ``ends`` has one offset more than there are lists."""
+    null = mix(NULL ^ keys[0])
+    for row in range(len(one)):
+        if len(valid) and valid[row] == 0:
+            one[row] += null
+            other[row] += null * keys[1]
+            continue
+        shift = np.uint64(ends[row + 1] - ends[row]) * LENGTH
+        key, factor = keys[0] + shift, keys[1] + shift
+        for at in range(ends[row], ends[row + 1]):
+            key += STEP
+            factor += STEP
+            one[row] += mix(elements[at] ^ key)
+            other[row] += mix(other_elements[at] ^ key) * factor
+
+
+@kernel
+def add_indexed(
+    valid: Bytes,
+    indices: Int64s,
+    values: UInt64s,
+    other_values: UInt64s,
+    one: UInt64s,
+    other: UInt64s,
+    keys: UInt64s,
+) -> None:
+    """Add values of a dictionary, from the lanes of the dictionary's values."""
+    null = mix(NULL ^ keys[0])
+    null_factor = null * keys[1]
+    if len(valid) == 0:
+        for row in range(len(one)):
+            one[row] += values[indices[row]]
+            other[row] += other_values[indices[row]]
+        return
+    for row in range(len(one)):
+        if valid[row] == 0:
+            one[row] += null
+            other[row] += null_factor
+        else:
+            one[row] += values[indices[row]]
+            other[row] += other_values[indices[row]]
+
+
+@kernel
+def row_sum(one: UInt64s, other: UInt64s, total: UInt64s) -> None:
+    """Finish the hash of each row, in place, and write the sum of all hashes to ``total``: the low and the high 64
+    bits."""
+    for row in range(len(one)):
+        left, right = one[row], other[row]
+        left ^= mix(right + STEP)
+        right ^= mix(left + STEP)
+        one[row] = left ^ mix(right + STEP)
+        other[row] = right
+    low, high = _0, _0
+    for row in range(len(one)):
+        low += one[row]
+        high += other[row] + (_1 if low < one[row] else _0)
+    total[0], total[1] = low, high
+
 
 Lanes = tuple[UInt64s, UInt64s]
 
@@ -104,7 +296,7 @@ def _hashed(batch: pa.RecordBatch) -> tuple[Lanes, UInt64s]:
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         _add(column, _keys(name), lanes)
     total = np.zeros(2, np.uint64)
-    row_hash.row_sum(*lanes, total)
+    row_sum(*lanes, total)
     return lanes, total
 
 
@@ -190,7 +382,7 @@ def _add_integers(kind: str) -> Callable[[pa.Array, UInt64s, Lanes], None]:
     def add(array: pa.Array, keys: UInt64s, lanes: Lanes) -> None:
         bitmap, data = array.buffers()
         words = _fixed(array, data, kind).astype(np.int64, copy=False).view(np.uint64)
-        row_hash.add_words(_validity(array, bitmap), words, *lanes, keys)
+        add_words(_validity(array, bitmap), words, *lanes, keys)
 
     return add
 
@@ -202,7 +394,7 @@ def _add_floats(array: pa.Array, keys: UInt64s, lanes: Lanes) -> None:
     words = values.view(np.uint64)
     wrong = np.isnan(values)
     words = np.where(wrong, _NAN, words) if wrong.any() else words
-    row_hash.add_words(_validity(array, bitmap), words, *lanes, keys)
+    add_words(_validity(array, bitmap), words, *lanes, keys)
 
 
 def _add_unsigned(array: pa.Array, keys: UInt64s, lanes: Lanes) -> None:
@@ -221,15 +413,15 @@ def _add_decimals(array: pa.Array, keys: UInt64s, lanes: Lanes) -> None:
 
 def _add_wide(valid: Bytes, words: UInt64s, width: int, lanes: Lanes, keys: UInt64s) -> None:
     lowest: UInt64s = np.empty(len(lanes[0]), np.uint64)
-    if row_hash.narrow(words, width, lowest):
-        row_hash.add_words(valid, lowest, *lanes, keys)
+    if narrow(words, width, lowest):
+        add_words(valid, lowest, *lanes, keys)
     else:
-        row_hash.add_wide(valid, words, width, *lanes, keys)
+        add_wide(valid, words, width, *lanes, keys)
 
 
 def _add_bytes(array: pa.Array, keys: UInt64s, lanes: Lanes) -> None:
     bitmap, ends, data = array.buffers()
-    row_hash.add_bytes(_validity(array, bitmap), _offsets(array, ends), bytes_of(data), *lanes, keys)
+    add_bytes(_validity(array, bitmap), _offsets(array, ends), bytes_of(data), *lanes, keys)
 
 
 def _add_dictionary(array: pa.Array, keys: UInt64s, lanes: Lanes) -> None:
@@ -238,7 +430,7 @@ def _add_dictionary(array: pa.Array, keys: UInt64s, lanes: Lanes) -> None:
     bitmap, data = indices.buffers()
     sign = "u" if pa.types.is_unsigned_integer(indices.type) else "i"
     places = _fixed(indices, data, f"{sign}{indices.type.bit_width // 8}").astype(np.int64, copy=False)
-    row_hash.add_indexed(_validity(indices, bitmap), places, *values, *lanes, keys)
+    add_indexed(_validity(indices, bitmap), places, *values, *lanes, keys)
 
 
 def _add_lists(array: pa.Array, keys: UInt64s, lanes: Lanes) -> None:
@@ -246,7 +438,7 @@ def _add_lists(array: pa.Array, keys: UInt64s, lanes: Lanes) -> None:
     ends = _offsets(array, offsets)
     first = int(ends[0])
     elements = array.values.slice(first, int(ends[-1]) - first)
-    row_hash.add_lists(_validity(array, bitmap), ends - first, *_lanes(elements, keys), *lanes, keys)
+    add_lists(_validity(array, bitmap), ends - first, *_lanes(elements, keys), *lanes, keys)
 
 
 def _offsets(array: pa.Array, buffer: pa.Buffer) -> Int64s:

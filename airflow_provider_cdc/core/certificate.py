@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from airflow_provider_cdc.core.certificate.totals import NAME, CertificateColumn, Derivation, Proof, total_of
-from airflow_provider_cdc.core.parquet.writer import StagedFile
+from airflow_provider_cdc.core.digest.totals import NAME, CertificateColumn, Derivation, Proof
+from airflow_provider_cdc.core.parquet.writer import StagedFile, total_of
 from airflow_provider_cdc.core.run.commit_record import Decision
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.results import SnapshotResult

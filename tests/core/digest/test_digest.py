@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.core.certificate.digest import Digest, digest
-from tests.core.certificate import recompute
+from airflow_provider_cdc.core.digest.digest import Digest, digest
+from tests.core.digest import recompute
 
 BIG = "9" * 36 + ".99"
 KINDS: list[tuple[pa.DataType, list[Any]]] = [

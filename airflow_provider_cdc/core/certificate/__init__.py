@@ -1,1 +1,0 @@
-"""Certificates of copies: what a copy contains, at which position, in a form that others can check."""
