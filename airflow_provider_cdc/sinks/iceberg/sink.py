@@ -89,8 +89,8 @@ from airflow_provider_cdc.sinks.iceberg.cuts.cut_table import (
 from airflow_provider_cdc.sinks.iceberg.files.data_files import named_data_files
 from airflow_provider_cdc.sinks.iceberg.files.files import delete_unnamed, stray_files
 from airflow_provider_cdc.sinks.iceberg.files.producer import files_of
-from airflow_provider_cdc.sinks.iceberg.files.removal import finish_removal, remove_snapshot, withdraw
 from airflow_provider_cdc.sinks.iceberg.lost_commit import complete_commits, snapshot_gone, snapshot_of
+from airflow_provider_cdc.sinks.iceberg.removal import finish_removal, remove_snapshot, withdraw
 from airflow_provider_cdc.sinks.iceberg.tables.table import (
     DATA,
     METADATA,
