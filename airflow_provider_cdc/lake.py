@@ -36,7 +36,7 @@ from airflow_provider_cdc.sinks.registry import CUTS_NAMESPACE, open_sink
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
-    from airflow_provider_cdc.sinks.iceberg.cuts.reading import Cut
+    from airflow_provider_cdc.sinks.iceberg.cut_reading import Cut
 
 __all__ = ["Changes", "LatestCopy", "open_dataset", "read_changes", "read_cut", "read_latest"]
 
@@ -133,12 +133,12 @@ def read_cut(
         not installed.
     """
     try:
-        from airflow_provider_cdc.sinks.iceberg.cuts import reading
+        from airflow_provider_cdc.sinks.iceberg import cut_reading
     except ImportError as error:
         raise ConfigurationError(
             f"PyIceberg is not installed: {error}", hint="pip install 'airflow-provider-cdc[iceberg]'"
         ) from error
-    return reading.read_cut(catalog, namespace=namespace, group=group, run_id=run_id, position=position)
+    return cut_reading.read_cut(catalog, namespace=namespace, group=group, run_id=run_id, position=position)
 
 
 def read_changes(

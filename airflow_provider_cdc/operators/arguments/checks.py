@@ -347,8 +347,8 @@ PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
         "correct partition_by and sort_by as the message says",
         raised_by=(
             Raised(Moment.PREFLIGHT, "sources.planning.survey:layouts"),
-            Raised(Moment.POSITION_FIXED, "sinks.iceberg.tables.layout:check_columns"),
-            Raised(Moment.POSITION_FIXED, "sinks.iceberg.tables.layout:check_partitioning"),
+            Raised(Moment.POSITION_FIXED, "sinks.iceberg.layout:check_columns"),
+            Raised(Moment.POSITION_FIXED, "sinks.iceberg.layout:check_partitioning"),
         ),
     ),
     Check(

@@ -46,8 +46,7 @@ from airflow_provider_cdc.core.copies.head import (
 from airflow_provider_cdc.core.run.manifest import Place
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, FileDamaged, PublishIncomplete
 from airflow_provider_cdc.sinks.iceberg.catalog import COMPLETE, Identifier, commit_unknown, load_table, name_of, send
-from airflow_provider_cdc.sinks.iceberg.files.producer import replace_files
-from airflow_provider_cdc.sinks.iceberg.tables.layout import (
+from airflow_provider_cdc.sinks.iceberg.layout import (
     check_kept,
     check_partitioning,
     columns_update,
@@ -57,7 +56,8 @@ from airflow_provider_cdc.sinks.iceberg.tables.layout import (
     stage_schema,
     without_lost_order,
 )
-from airflow_provider_cdc.sinks.iceberg.tables.table import (
+from airflow_provider_cdc.sinks.iceberg.producer import replace_files
+from airflow_provider_cdc.sinks.iceberg.table import (
     HEAD,
     RUN_ID,
     check_version,

@@ -1,7 +1,7 @@
 """The sink for Iceberg tables. Each run publishes one snapshot per table, and one cut.
 
 Tasks write data files once, at their final place. Publishing first commits a snapshot for each table, with exactly the
-data files of the copy. Then it commits the cut: the list of these snapshots (`sinks.iceberg.cuts.cut_table`). Readers
+data files of the copy. Then it commits the cut: the list of these snapshots (`sinks.iceberg.cut_table`). Readers
 of cuts see all tables at one position, even if a task crashes or another run commits in between. Readers that do not
 use cuts may see, for a moment, new rows of one table and old rows of another.
 
@@ -76,7 +76,7 @@ from airflow_provider_cdc.sinks.iceberg.commit import (
     property_of,
     tag_of,
 )
-from airflow_provider_cdc.sinks.iceberg.cuts.cut_table import (
+from airflow_provider_cdc.sinks.iceberg.cut_table import (
     GRACE,
     NAME,
     CutRow,
@@ -86,12 +86,10 @@ from airflow_provider_cdc.sinks.iceberg.cuts.cut_table import (
     newest_rows,
     rows_of_run,
 )
-from airflow_provider_cdc.sinks.iceberg.files.data_files import named_data_files
-from airflow_provider_cdc.sinks.iceberg.files.files import delete_unnamed, stray_files
-from airflow_provider_cdc.sinks.iceberg.files.producer import files_of
 from airflow_provider_cdc.sinks.iceberg.lost_commit import complete_commits, snapshot_gone, snapshot_of
+from airflow_provider_cdc.sinks.iceberg.producer import files_of
 from airflow_provider_cdc.sinks.iceberg.removal import finish_removal, remove_snapshot, withdraw
-from airflow_provider_cdc.sinks.iceberg.tables.table import (
+from airflow_provider_cdc.sinks.iceberg.table import (
     DATA,
     METADATA,
     check_identifiers,
@@ -99,6 +97,7 @@ from airflow_provider_cdc.sinks.iceberg.tables.table import (
     identifier_of,
     prepare_table,
 )
+from airflow_provider_cdc.sinks.iceberg.table_files import delete_unnamed, named_data_files, stray_files
 from airflow_provider_cdc.sinks.parquet import ParquetSink, record_of
 from airflow_provider_cdc.sinks.registry import CUTS_NAMESPACE, LakeSettings
 

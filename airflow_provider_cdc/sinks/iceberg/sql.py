@@ -8,11 +8,17 @@ transaction of a connection that is closed. So a session reads only what was com
 
 from __future__ import annotations
 
+import io
+import os
+import posixpath
 import re
+from pathlib import Path
 
+from pyarrow.fs import LocalFileSystem
 from pyiceberg.catalog import URI
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.io import FileIO
+from pyiceberg.io import FileIO, OutputStream, load_file_io
+from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 from pyiceberg.table import StagedTable, Table
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
@@ -20,7 +26,51 @@ from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool
 
-from airflow_provider_cdc.sinks.iceberg.durable_io import load_durable_io
+from airflow_provider_cdc.core.storage import durable
+
+# Iceberg's metadata files on local disks, written so that they survive a crash of the machine.
+#
+# A catalog in a database survives a crash once its transaction is committed. PyIceberg does not sync the files that the
+# catalog then names: metadata files, manifest lists and manifests. Without this module, a table could lose them, and
+# with them all its copies.
+
+
+def load_durable_io(properties: Properties, location: str | None) -> FileIO:
+    """Return PyIceberg's access to files. Files that it writes on a local disk are durable once they are closed."""
+    loaded = load_file_io(properties, location)
+    return _DurableIO(properties) if type(loaded) is PyArrowFileIO else loaded
+
+
+class _DurableIO(PyArrowFileIO):
+    def new_output(self, location: str) -> PyArrowFile:
+        file = super().new_output(location)
+        if isinstance(file._filesystem, LocalFileSystem):
+            return _DurableFile(file.location, file._path, file._filesystem, file._buffer_size)
+        return file
+
+
+class _DurableFile(PyArrowFile):
+    def create(self, overwrite: bool = False) -> OutputStream:
+        durable.make_folder(self._filesystem, posixpath.dirname(self._path))
+        return _SyncedStream(Path(self._path).open("wb" if overwrite else "xb", buffering=0), self._filesystem)
+
+
+class _SyncedStream(io.BufferedWriter):
+    def __init__(self, raw: io.FileIO, filesystem: LocalFileSystem) -> None:
+        super().__init__(raw)
+        self._filesystem = filesystem
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        try:
+            self.flush()
+            os.fsync(self.fileno())
+        finally:
+            super().close()
+        # The name of the file is durable only after an fsync of its folder.
+        durable.sync(self._filesystem, posixpath.dirname(str(self.name)))
+
 
 LOCK_SECONDS = 60
 """How long a statement waits for a lock of another program. The run sends a commit several times, so it waits for

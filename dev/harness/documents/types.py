@@ -11,7 +11,7 @@ import pyarrow as pa
 from airflow_provider_cdc.core.options.run import TableOptions
 from airflow_provider_cdc.core.parquet.lake_types import CONVERSIONS, file_type
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
-from airflow_provider_cdc.sinks.iceberg.tables.layout import iceberg_type
+from airflow_provider_cdc.sinks.iceberg.layout import iceberg_type
 from airflow_provider_cdc.sources.mysql.tables.types import ColumnType
 from airflow_provider_cdc.sources.postgres.catalog import types as postgres
 

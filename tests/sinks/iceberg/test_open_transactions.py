@@ -24,8 +24,7 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import CommitUnknown, PublishIncomplete
 from airflow_provider_cdc.sinks.base import Publication, Sink
-from airflow_provider_cdc.sinks.iceberg import commit, sql
-from airflow_provider_cdc.sinks.iceberg.cuts import cut_table
+from airflow_provider_cdc.sinks.iceberg import commit, cut_table, sql
 from airflow_provider_cdc.sinks.registry import CatalogSettings, LakeSettings, open_sink
 from harness.postgres_server import PostgresServer
 from harness.proxy import Proxy

@@ -12,8 +12,7 @@ import requests
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, ServiceUnavailableError
 
 from airflow_provider_cdc.errors import CommitUnknown
-from airflow_provider_cdc.sinks.iceberg import commit
-from airflow_provider_cdc.sinks.iceberg.cuts import cut_table
+from airflow_provider_cdc.sinks.iceberg import commit, cut_table
 from tests.interrupting import Interrupted, commits_fail
 from tests.seeds import some
 from tests.sinks.catalogs import plain_catalog

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.sinks.base import Publication
-from airflow_provider_cdc.sinks.iceberg.cuts import cut_table as cuts_module
+from airflow_provider_cdc.sinks.iceberg import cut_table as cuts_module
 from tests.interrupting import Interrupted, commits_fail, interrupt_at
 from tests.seeds import some
 from tests.sinks.catalogs import plain_catalog

@@ -19,7 +19,7 @@ from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sinks.base import Prepared
 from airflow_provider_cdc.sinks.iceberg.catalog import Identifier, folder_of, load_table, name_of
-from airflow_provider_cdc.sinks.iceberg.tables.layout import (
+from airflow_provider_cdc.sinks.iceberg.layout import (
     check_columns,
     check_partitioning,
     decode_identities,

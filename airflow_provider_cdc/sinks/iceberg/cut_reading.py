@@ -17,7 +17,7 @@ from airflow_provider_cdc.errors import ConfigurationError, ManifestError
 from airflow_provider_cdc.sinks.base import LatestCopy
 from airflow_provider_cdc.sinks.iceberg.catalog import identifier_in, open_catalog
 from airflow_provider_cdc.sinks.iceberg.commit import COPY, property_of
-from airflow_provider_cdc.sinks.iceberg.cuts.cut_table import CutRow, find_cuts, newest_cut
+from airflow_provider_cdc.sinks.iceberg.cut_table import CutRow, find_cuts, newest_cut
 from airflow_provider_cdc.sinks.registry import CUTS_NAMESPACE
 
 if TYPE_CHECKING:

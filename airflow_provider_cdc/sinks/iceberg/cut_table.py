@@ -53,10 +53,9 @@ from airflow_provider_cdc.sinks.iceberg.catalog import (
     send,
 )
 from airflow_provider_cdc.sinks.iceberg.commit import CommittedTable, has_snapshot
-from airflow_provider_cdc.sinks.iceberg.files.data_files import data_file
-from airflow_provider_cdc.sinks.iceberg.files.files import delete_unnamed
-from airflow_provider_cdc.sinks.iceberg.files.producer import replace_files
-from airflow_provider_cdc.sinks.iceberg.tables.table import DATA, RUN_ID
+from airflow_provider_cdc.sinks.iceberg.producer import replace_files
+from airflow_provider_cdc.sinks.iceberg.table import DATA, RUN_ID
+from airflow_provider_cdc.sinks.iceberg.table_files import data_file, delete_unnamed
 
 NAME = "cdc_cuts"
 KEPT = 1000

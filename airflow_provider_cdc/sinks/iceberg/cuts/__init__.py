@@ -1,1 +1,0 @@
-"""Cuts: the set of the copies of all tables of one run"""
