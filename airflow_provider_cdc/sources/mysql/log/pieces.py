@@ -9,8 +9,8 @@ from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.log import Waiting
 from airflow_provider_cdc.sources.api.window import LogSegment
-from airflow_provider_cdc.sources.mysql.log import events
 from airflow_provider_cdc.sources.mysql.log.segments import together
+from airflow_provider_cdc.sources.mysql.server import log_protocol
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.log_history import (
     LogPlace,
@@ -49,7 +49,7 @@ def segments_from(
         LogSegment(
             number + place,
             group[0],
-            begin.position if group[0] == begin.file else events.FIRST_POSITION,
+            begin.position if group[0] == begin.file else log_protocol.FIRST_POSITION,
             stop.position if group[-1] == stop.file else None,
             also=tuple(group[1:]),
             bytes=sum(sizes[name] for name in group),

@@ -13,8 +13,9 @@ from airflow_provider_cdc.errors import (
     SchemaChanged,
     UnknownEvent,
 )
-from airflow_provider_cdc.sources.mysql.log import events, walk_state
+from airflow_provider_cdc.sources.mysql.log import walk_state
 from airflow_provider_cdc.sources.mysql.log.statements.meaning import Effect, Meaning
+from airflow_provider_cdc.sources.mysql.server import log_protocol
 
 _NEW_RUN = "trigger a new run"
 _LEAVE_ALONE = f"do not change the definitions of copied tables during a run; {_NEW_RUN}"
@@ -110,8 +111,8 @@ def bad_rows(code: int, table: TableName, where: str) -> CdcError:
 def unknown(kind: int, where: str) -> CdcError:
     """Return the error for an event of an unknown type, or of a type that reports a problem."""
     message, hint = {
-        events.ANONYMOUS_GTID: ("a transaction has no GTID", f"set gtid_mode=ON, then {_NEW_RUN}"),
-        events.INCIDENT: (
+        log_protocol.ANONYMOUS_GTID: ("a transaction has no GTID", f"set gtid_mode=ON, then {_NEW_RUN}"),
+        log_protocol.INCIDENT: (
             "the server recorded that events may be missing here",
             f"check the server's error log, then {_NEW_RUN}",
         ),

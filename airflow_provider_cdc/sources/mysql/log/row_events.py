@@ -26,19 +26,6 @@ from airflow_provider_cdc.sources.log.changes import (
 )
 from airflow_provider_cdc.sources.log.netting import HEADER, NO_ROW, Net, count, has_room, key_place, leave, touch
 from airflow_provider_cdc.sources.mysql.decode.images import skip_image
-from airflow_provider_cdc.sources.mysql.log.events import (
-    DELETE_ROWS,
-    DELETE_ROWS_V1,
-    HEADER_BYTES,
-    LOGS_CASCADES,
-    NO_FOREIGN_KEYS,
-    PARTIAL_UPDATE_ROWS,
-    ROWS_POST_HEADER_BYTES_V1,
-    TABLE_NUMBER_BYTES,
-    TWO_BYTES_FOLLOW,
-    WRITE_ROWS,
-    WRITE_ROWS_V1,
-)
 from airflow_provider_cdc.sources.mysql.log.layouts import TableArrays
 from airflow_provider_cdc.sources.mysql.log.walk_state import (
     AT,
@@ -67,6 +54,19 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
     TRACKED,
     WANTED,
     XA,
+)
+from airflow_provider_cdc.sources.mysql.server.log_protocol import (
+    DELETE_ROWS,
+    DELETE_ROWS_V1,
+    HEADER_BYTES,
+    LOGS_CASCADES,
+    NO_FOREIGN_KEYS,
+    PARTIAL_UPDATE_ROWS,
+    ROWS_POST_HEADER_BYTES_V1,
+    TABLE_NUMBER_BYTES,
+    TWO_BYTES_FOLLOW,
+    WRITE_ROWS,
+    WRITE_ROWS_V1,
 )
 
 _ROW_SLACK = 2 * HEADER + 8

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from functools import partial
 
 import pyarrow as pa
-import pymysql
 
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.tables.table import Table
@@ -18,25 +17,25 @@ from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, 
 from airflow_provider_cdc.sources.log.changes import LOG_BYTES
 from airflow_provider_cdc.sources.log.delta import NET_BYTES, delta_batches
 from airflow_provider_cdc.sources.mysql.decode.images import decode_images
-from airflow_provider_cdc.sources.mysql.log import events, walk_state
+from airflow_provider_cdc.sources.mysql.log import walk_state
+from airflow_provider_cdc.sources.mysql.log.dump import Dump
 from airflow_provider_cdc.sources.mysql.log.eras import EraWalker, SegmentEras
-from airflow_provider_cdc.sources.mysql.log.stream.dump import Dump
+from airflow_provider_cdc.sources.mysql.server import log_protocol
 from airflow_provider_cdc.sources.mysql.server.log_history import (
+    KEEP_LOGS,
     LogPlace,
     check_continuity,
     check_place,
     end_of_log,
     log_files,
+    previous_gtids,
 )
-from airflow_provider_cdc.sources.mysql.server.session import Connection, RunSettings, query, session, value
+from airflow_provider_cdc.sources.mysql.server.session import RunSettings, session, value
 
 TOGETHER_BYTES = 1 << 29
 """The target size of a segment of several neighbouring files: half the default size of a log file."""
 LEAST_BYTES = 1 << 24
 """The minimum size of a segment. For a smaller segment, a separate task costs more than it saves."""
-
-_NO_SUCH_FILE = 1220
-_KEEP_LOGS = "trigger a new run, and make the server keep its logs for longer (binlog_expire_logs_seconds)"
 
 
 def log_segments(
@@ -58,7 +57,7 @@ def log_segments(
             raise LogGone(
                 f"transactions after the initial position are purged: {purged - start}",
                 where=settings.address,
-                hint=_KEEP_LOGS,
+                hint=KEEP_LOGS,
             )
         files = log_files(connection)
         names = list(files)
@@ -74,7 +73,7 @@ def log_segments(
                 raise LogGone(
                     f"the oldest log file, {names[0]}, begins after the initial position",
                     where=settings.address,
-                    hint=_KEEP_LOGS,
+                    hint=KEEP_LOGS,
                 )
             first -= 1
     sizes = {name: end.position if name == end.file else files[name] for name in names[first : last + 1]}
@@ -82,7 +81,7 @@ def log_segments(
         LogSegment(
             number,
             segment_files[0],
-            events.FIRST_POSITION,
+            log_protocol.FIRST_POSITION,
             end.position if segment_files[-1] == end.file else None,
             also=tuple(segment_files[1:]),
             bytes=sum(sizes[name] for name in segment_files),
@@ -122,36 +121,13 @@ def segments_before(settings: ConnectionSettings, segment: LogSegment, count: in
         files = log_files(connection)
     names = list(files)
     if segment.name not in names:
-        raise LogGone(f"the log file {segment.name} is purged", where=settings.address, hint=_KEEP_LOGS)
+        raise LogGone(f"the log file {segment.name} is purged", where=settings.address, hint=KEEP_LOGS)
     last = names.index(segment.name)
     before = names[max(0, last - count) : last]
     return [
-        LogSegment(segment.number - len(before) + number, name, events.FIRST_POSITION, None, bytes=files[name])
+        LogSegment(segment.number - len(before) + number, name, log_protocol.FIRST_POSITION, None, bytes=files[name])
         for number, name in enumerate(before)
     ]
-
-
-def previous_gtids(connection: Connection, file: str) -> GtidSet:
-    """Return the transactions logged before this file, as the file's Previous_gtids event lists them.
-
-    :raises LogGone: the file has no Previous_gtids event, or it was purged.
-    """
-    try:
-        # The event is the second event in the file. Without LIMIT, the statement would read all events. The statement
-        # fails if it reads an event that is larger than max_allowed_packet, and a compressed transaction may be such an
-        # event.
-        rows = query(connection, "SHOW BINLOG EVENTS IN %s LIMIT 2", (file,))
-    except pymysql.MySQLError as error:
-        if error.args[0] != _NO_SUCH_FILE:
-            raise
-        raise LogGone(f"the log file {file} was purged just now", hint=_KEEP_LOGS) from error
-    for row in rows:
-        if row[2] == "Previous_gtids":
-            return GtidSet.parse(row[5])
-    raise LogGone(
-        f"the log file {file} does not say which transactions came before it",
-        hint="log files that were written before gtid_mode=ON cannot be used: trigger a new run",
-    )
 
 
 class MysqlSegmentReader:
@@ -219,7 +195,7 @@ class MysqlSegmentReader:
         yield from self._read_file(segment.name, segment.start)
         for name in segment.also:
             walker.begin_file(name, segment.stop if name == segment.last_name else None)
-            yield from self._read_file(name, events.FIRST_POSITION)
+            yield from self._read_file(name, log_protocol.FIRST_POSITION)
         summary.transactions = int(walker.state[walk_state.TRANSACTIONS])
         summary.row_images = int(walker.state[walk_state.IMAGES])
         summary.prepared = walker.xa.close()

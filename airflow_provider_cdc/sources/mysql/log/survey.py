@@ -20,15 +20,16 @@ from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import CdcError, ExactnessError, SourceUnavailable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable
-from airflow_provider_cdc.sources.mysql.log import events, refusals, walk_state
+from airflow_provider_cdc.sources.mysql.log import refusals, walk_state
+from airflow_provider_cdc.sources.mysql.log.dump import Dump
 from airflow_provider_cdc.sources.mysql.log.eras import SegmentEras, cut
 from airflow_provider_cdc.sources.mysql.log.statements.column_changes import ColumnChanges, column_changes
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import Statement
 from airflow_provider_cdc.sources.mysql.log.statements.identity_effect import IdentityEffect
 from airflow_provider_cdc.sources.mysql.log.statements.meaning import Effect, Meaning, meaning
 from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import names_of
-from airflow_provider_cdc.sources.mysql.log.stream.dump import Dump
 from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
+from airflow_provider_cdc.sources.mysql.server import log_protocol
 from airflow_provider_cdc.sources.mysql.server.driver import has_no_room
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, check_place, end_of_log, log_files
 from airflow_provider_cdc.sources.mysql.server.session import session
@@ -120,7 +121,7 @@ class LongPrepared:
         for file, stop in _before(names, begin):
             if not open_commits:
                 break
-            walker = PreparedWalker(file, events.FIRST_POSITION, stop, initial)
+            walker = PreparedWalker(file, log_protocol.FIRST_POSITION, stop, initial)
             try:
                 walker.walk_through(settings)
             except ExactnessError as error:
@@ -143,7 +144,7 @@ def _before(names: Sequence[str], begin: LogPlace) -> Iterator[tuple[str, int | 
     """Yield the files of the log before a place, the last file first. With each file, yield the position to stop at;
     None: the end of the file."""
     first = names.index(begin.file)
-    if begin.position > events.FIRST_POSITION:
+    if begin.position > log_protocol.FIRST_POSITION:
         yield begin.file, begin.position
     for number in range(first - 1, -1, -1):
         yield names[number], None
@@ -375,7 +376,7 @@ def stretches(files: Mapping[str, int], begin: LogPlace, end: LogPlace) -> list[
         LogSegment(
             number,
             name,
-            begin.position if name == begin.file else events.FIRST_POSITION,
+            begin.position if name == begin.file else log_protocol.FIRST_POSITION,
             end.position if name == end.file else None,
         )
         for number, name in enumerate(names[names.index(begin.file) : names.index(end.file) + 1])

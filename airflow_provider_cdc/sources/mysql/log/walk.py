@@ -27,39 +27,11 @@ from airflow_provider_cdc.core.kernels.compile import (
 )
 from airflow_provider_cdc.sources.log.changes import SegmentChanges
 from airflow_provider_cdc.sources.log.netting import Net
-from airflow_provider_cdc.sources.mysql.log.events import (
-    APPEND_BLOCK,
-    ARTIFICIAL,
-    BEGIN_LOAD_QUERY,
-    DELETE_FILE,
-    END_AT,
-    FLAGS_AT,
-    GTID,
-    HEADER_BYTES,
-    HEARTBEAT,
-    HEARTBEAT_V2,
-    IGNORABLE,
-    INTVAR,
-    KIND_AT,
-    LENGTH_AT,
-    LOW_HALF,
-    MAX_EVENT_BYTES,
-    QUERY,
-    QUERY_POST_HEADER_BYTES,
-    RAND,
-    ROWS_QUERY,
-    TABLE_MAP,
-    TAGGED_GTID,
-    TRANSACTION_CONTEXT,
-    USER_VAR,
-    VIEW_CHANGE,
-    XID,
-)
+from airflow_provider_cdc.sources.mysql.log.dump import crc32
 from airflow_provider_cdc.sources.mysql.log.layouts import TableArrays
 from airflow_provider_cdc.sources.mysql.log.positions.commits import commit_time, tagged_gtid
 from airflow_provider_cdc.sources.mysql.log.positions.membership import SetArrays, contains, find_tsid, set_untagged
 from airflow_provider_cdc.sources.mysql.log.row_events import KeyRanges, hides_cascades, is_rows, keeps_keys, net_rows
-from airflow_provider_cdc.sources.mysql.log.stream.dump import crc32
 from airflow_provider_cdc.sources.mysql.log.walk_state import (
     AT,
     BAD_CHECKSUM,
@@ -101,6 +73,34 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
     UNTRACKED,
     UPPER,
     XA,
+)
+from airflow_provider_cdc.sources.mysql.server.log_protocol import (
+    APPEND_BLOCK,
+    ARTIFICIAL,
+    BEGIN_LOAD_QUERY,
+    DELETE_FILE,
+    END_AT,
+    FLAGS_AT,
+    GTID,
+    HEADER_BYTES,
+    HEARTBEAT,
+    HEARTBEAT_V2,
+    IGNORABLE,
+    INTVAR,
+    KIND_AT,
+    LENGTH_AT,
+    LOW_HALF,
+    MAX_EVENT_BYTES,
+    QUERY,
+    QUERY_POST_HEADER_BYTES,
+    RAND,
+    ROWS_QUERY,
+    TABLE_MAP,
+    TAGGED_GTID,
+    TRANSACTION_CONTEXT,
+    USER_VAR,
+    VIEW_CHANGE,
+    XID,
 )
 
 _GTID_BYTES = 25

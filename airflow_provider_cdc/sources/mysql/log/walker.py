@@ -25,7 +25,7 @@ from airflow_provider_cdc.sources.log.net_change import NetChange
 from airflow_provider_cdc.sources.log.netting import HEADER, USED, apply_prepared
 from airflow_provider_cdc.sources.mysql.decode.images import expected_table_map
 from airflow_provider_cdc.sources.mysql.log import events, refusals, walk_state
-from airflow_provider_cdc.sources.mysql.log import events as codes
+from airflow_provider_cdc.sources.mysql.log.dump import TABLES
 from airflow_provider_cdc.sources.mysql.log.events import TableMap
 from airflow_provider_cdc.sources.mysql.log.layouts import layouts, parents_of
 from airflow_provider_cdc.sources.mysql.log.positions.membership import TSID_BYTES, in_set, tsid_parts
@@ -33,7 +33,6 @@ from airflow_provider_cdc.sources.mysql.log.row_events import MOST_RECORDS, KeyR
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import Statement
 from airflow_provider_cdc.sources.mysql.log.statements.meaning import EVERY_TABLE, Meaning, meaning
 from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import names_of
-from airflow_provider_cdc.sources.mysql.log.stream.dump import TABLES
 from airflow_provider_cdc.sources.mysql.log.walk import Maps, find_map, walk
 from airflow_provider_cdc.sources.mysql.log.walk_state import (
     MAP_AT,
@@ -46,6 +45,7 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
     OTHER_SHAPE,
     UNTRACKED,
 )
+from airflow_provider_cdc.sources.mysql.server import log_protocol
 from airflow_provider_cdc.sources.mysql.tables.cascades import relies_on_log
 
 # The TABLE_MAP events of one log file. The kernel uses these events to find the table of a row event.
@@ -251,7 +251,7 @@ class XaLedger:
 
 _Read = TypeVar("_Read")
 
-_KNOWN_BETWEEN_TRANSACTIONS = (codes.PREVIOUS_GTIDS, codes.STOP)
+_KNOWN_BETWEEN_TRANSACTIONS = (log_protocol.PREVIOUS_GTIDS, log_protocol.STOP)
 _MAX_FORMAT_BYTES = 1 << 16
 _INNER_BYTES = 1 << 18
 _MOST_NAMES = 1000
@@ -311,7 +311,7 @@ class LogWalker:
         The net change and the prepared transactions are kept. Table numbers may change their meaning in the new file;
         this is harmless, because each transaction declares its table numbers again.
         """
-        self._begin(file, codes.FIRST_POSITION, stop)
+        self._begin(file, log_protocol.FIRST_POSITION, stop)
 
     def _begin(self, file: str, start: int, stop: int | None) -> None:
         self._file, self._started, self._server_version = file, False, 0
@@ -370,30 +370,30 @@ class LogWalker:
         """Read the first events: a generated ROTATE, and the FORMAT_DESCRIPTION, which says whether events have
         checksums."""
         at = int(self.state[walk_state.AT])
-        if end - at < codes.HEADER_BYTES:
+        if end - at < log_protocol.HEADER_BYTES:
             return False
-        kind = int(data[at + codes.KIND_AT])
-        length = int.from_bytes(data[at + codes.LENGTH_AT :][:4].tobytes(), "little")
-        if not codes.HEADER_BYTES + codes.CHECKSUM_BYTES <= length <= _MAX_FORMAT_BYTES:
+        kind = int(data[at + log_protocol.KIND_AT])
+        length = int.from_bytes(data[at + log_protocol.LENGTH_AT :][:4].tobytes(), "little")
+        if not log_protocol.HEADER_BYTES + log_protocol.CHECKSUM_BYTES <= length <= _MAX_FORMAT_BYTES:
             raise refusals.damaged("the log does not begin with a FORMAT_DESCRIPTION event", self.where)
         if length > end - at:
             return False
         event = data[at : at + length].tobytes()
-        body = event[codes.HEADER_BYTES : -codes.CHECKSUM_BYTES]
-        if kind == codes.ROTATE:
-            if not self._of_this_file(self._read(events.rotate, event[codes.HEADER_BYTES :])):
+        body = event[log_protocol.HEADER_BYTES : -log_protocol.CHECKSUM_BYTES]
+        if kind == log_protocol.ROTATE:
+            if not self._of_this_file(self._read(events.rotate, event[log_protocol.HEADER_BYTES :])):
                 raise refusals.damaged("the server sent a different file from the one that was requested", self.where)
-        elif kind == codes.FORMAT_DESCRIPTION:
+        elif kind == log_protocol.FORMAT_DESCRIPTION:
             described = self._read(events.format_description, body)
             # If reading starts after the beginning of the file, the server generates this event. If the other events
             # have no checksums, the generated event ends with the checksum of the original event in the file. This
             # checksum does not match the generated event.
-            made_up = self.state[walk_state.POSITION] != codes.FIRST_POSITION
-            checksum = int.from_bytes(event[-codes.CHECKSUM_BYTES :], "little")
-            if (described.checksums or not made_up) and zlib.crc32(event[: -codes.CHECKSUM_BYTES]) != checksum:
+            made_up = self.state[walk_state.POSITION] != log_protocol.FIRST_POSITION
+            checksum = int.from_bytes(event[-log_protocol.CHECKSUM_BYTES :], "little")
+            if (described.checksums or not made_up) and zlib.crc32(event[: -log_protocol.CHECKSUM_BYTES]) != checksum:
                 raise refusals.damaged(refusals.DAMAGE[walk_state.BAD_CHECKSUM], self.where)
             self._server_version = described.server_version
-            self.state[walk_state.CHECKSUM] = codes.CHECKSUM_BYTES if described.checksums else 0
+            self.state[walk_state.CHECKSUM] = log_protocol.CHECKSUM_BYTES if described.checksums else 0
             if not made_up:
                 self.state[walk_state.POSITION] += length
             self._started = True
@@ -404,7 +404,7 @@ class LogWalker:
 
     def _of_this_file(self, name: bytes) -> bool:
         # In the event, a checksum may follow the file name.
-        return name in (self._file.encode(), self._file.encode() + name[-codes.CHECKSUM_BYTES :])
+        return name in (self._file.encode(), self._file.encode() + name[-log_protocol.CHECKSUM_BYTES :])
 
     def _handle(self, code: int, data: Bytes) -> bool:
         """Handle the event at which the kernel returned ``code``. Return True if the event ends the file."""
@@ -418,15 +418,15 @@ class LogWalker:
         if code in refusals.DAMAGE:
             raise refusals.damaged(refusals.DAMAGE[code], self.where)
         at = int(state[walk_state.AT])
-        kind = int(data[at + codes.KIND_AT])
+        kind = int(data[at + log_protocol.KIND_AT])
         self.when = int.from_bytes(data[at:][:4].tobytes(), "little")
         if code == walk_state.OUT_OF_PLACE:
             raise refusals.out_of_place(kind, self.where)
-        self.event_bytes = length = int.from_bytes(data[at + codes.LENGTH_AT :][:4].tobytes(), "little")
-        body = data[at + codes.HEADER_BYTES : at + length - int(state[walk_state.CHECKSUM])].tobytes()
+        self.event_bytes = length = int.from_bytes(data[at + log_protocol.LENGTH_AT :][:4].tobytes(), "little")
+        body = data[at + log_protocol.HEADER_BYTES : at + length - int(state[walk_state.CHECKSUM])].tobytes()
         ended = False
         if code == walk_state.ODD:
-            ended = self._odd(kind, bool(data[at + codes.FLAGS_AT] & codes.ARTIFICIAL), body)
+            ended = self._odd(kind, bool(data[at + log_protocol.FLAGS_AT] & log_protocol.ARTIFICIAL), body)
         else:
             self._bad_rows(code, self._maps.name(int.from_bytes(body[:6], "little")))
         state[walk_state.ROW] = 0
@@ -442,17 +442,17 @@ class LogWalker:
     def _odd(self, kind: int, artificial: bool, body: bytes) -> bool:
         """Handle an event that the kernel does not handle. Return True if the file ends here."""
         phase = self.state[walk_state.PHASE]
-        if kind == codes.QUERY:
+        if kind == log_protocol.QUERY:
             self._query(self._read(events.query, body))
-        elif kind == codes.EXECUTE_LOAD_QUERY and phase in (walk_state.OPEN, walk_state.XA_OPEN):
+        elif kind == log_protocol.EXECUTE_LOAD_QUERY and phase in (walk_state.OPEN, walk_state.XA_OPEN):
             self._query(self._read(events.execute_load_query, body))
-        elif kind == codes.TABLE_MAP:
+        elif kind == log_protocol.TABLE_MAP:
             self._maps.register(self._read(events.table_map, body), body, int(self.state[walk_state.SERIAL]))
-        elif kind == codes.TRANSACTION_PAYLOAD and phase == walk_state.BEGUN and self._payload_position < 0:
+        elif kind == log_protocol.TRANSACTION_PAYLOAD and phase == walk_state.BEGUN and self._payload_position < 0:
             self._payload(body)
-        elif kind == codes.XA_PREPARE and phase == walk_state.XA_OPEN:
+        elif kind == log_protocol.XA_PREPARE and phase == walk_state.XA_OPEN:
             self._xa_prepare(self._read(events.xa_prepare, body))
-        elif kind == codes.ROTATE and phase == walk_state.BETWEEN and self._payload_position < 0:
+        elif kind == log_protocol.ROTATE and phase == walk_state.BETWEEN and self._payload_position < 0:
             return not artificial or not self._of_this_file(self._read(events.rotate, body))
         elif kind not in _KNOWN_BETWEEN_TRANSACTIONS:
             raise refusals.unknown(kind, self.where)
@@ -468,7 +468,7 @@ class LogWalker:
         if xa is not None:
             self._xa_statement(xa)
         elif phase == walk_state.BETWEEN:
-            raise refusals.out_of_place(codes.QUERY, self.where)
+            raise refusals.out_of_place(log_protocol.QUERY, self.where)
         elif phase == walk_state.OPEN and statement.text.startswith("ROLLBACK"):
             # The server logs a rolled-back transaction only if a part of the transaction could not be rolled back. The
             # log does not show which part was rolled back.
@@ -513,11 +513,11 @@ class LogWalker:
             self._decide(xa.xid, xa.verb == "COMMIT")
             state[walk_state.PHASE] = walk_state.BETWEEN
         elif xa.verb != "END" or self.xa.open is None or self.xa.open.xid != xa.xid:
-            raise refusals.out_of_place(codes.QUERY, self.where)
+            raise refusals.out_of_place(log_protocol.QUERY, self.where)
 
     def _xa_prepare(self, xa: events.XaStatement) -> None:
         if self.xa.open is None or self.xa.open.xid != xa.xid or xa.xid in self.xa.undecided:
-            raise refusals.out_of_place(codes.XA_PREPARE, self.where)
+            raise refusals.out_of_place(log_protocol.XA_PREPARE, self.where)
         self.xa.prepare()
         if xa.one_phase:
             self._decide(xa.xid, True)
@@ -564,7 +564,7 @@ class LogWalker:
         # Stop decompressing once it is known that the transaction is ignored and is not an XA transaction.
         while not (state[walk_state.PHASE] == walk_state.OPEN and state[walk_state.IGNORED]):
             if 2 * rest > len(self._inner):
-                if rest > codes.MAX_EVENT_BYTES:
+                if rest > log_protocol.MAX_EVENT_BYTES:
                     raise refusals.damaged(refusals.DAMAGE[walk_state.BAD_LENGTH], self.where)
                 inner: Bytes = np.empty(2 * len(self._inner), np.uint8)
                 inner[:rest] = self._inner[:rest]

@@ -23,20 +23,23 @@ from itertools import pairwise, product
 
 import pymysql
 
+from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.errors import LogGone, PositionError, SourceReplaced, SourceUnavailable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.mysql.log import events as codes
-from airflow_provider_cdc.sources.mysql.log.stream.request import CANNOT_READ_LOG, GTIDS_OFF, request_log
+from airflow_provider_cdc.sources.mysql.server import log_protocol
 from airflow_provider_cdc.sources.mysql.server.driver import mapped_errors
+from airflow_provider_cdc.sources.mysql.server.log_protocol import CANNOT_READ_LOG, GTIDS_OFF, request_log
 from airflow_provider_cdc.sources.mysql.server.session import Connection, connect, query, server_version, value
 
 _HEADER = struct.Struct("<IBIIIH")
-assert _HEADER.size == codes.HEADER_BYTES
-_CREATED = slice(1 + codes.HEADER_BYTES + 52, 1 + codes.HEADER_BYTES + 56)
+assert _HEADER.size == log_protocol.HEADER_BYTES
+_CREATED = slice(1 + log_protocol.HEADER_BYTES + 52, 1 + log_protocol.HEADER_BYTES + 56)
 """The place of the creation time in a packet with a FORMAT_DESCRIPTION event."""
 _ENCRYPTION_BYTES = 512
 """The size of the header of an encrypted log file."""
+_NO_SUCH_FILE = 1220
 
+KEEP_LOGS = "trigger a new run, and make the server keep its logs for longer (binlog_expire_logs_seconds)"
 BEGIN_ANEW = "clear the task `lock_and_record` and all tasks after it: the run then starts again"
 
 
@@ -227,17 +230,17 @@ def is_before(one: LogPlace, other: LogPlace) -> bool:
 
 def stamp_of(settings: ConnectionSettings, file: str) -> str:
     """Return the creation time of a log file. Empty: the file does not exist."""
-    with closing(log_events(settings, file, codes.FIRST_POSITION)) as events:
-        return next((str(event.when) for event in events if event.kind == codes.FORMAT_DESCRIPTION), "")
+    with closing(log_events(settings, file, log_protocol.FIRST_POSITION)) as events:
+        return next((str(event.when) for event in events if event.kind == log_protocol.FORMAT_DESCRIPTION), "")
 
 
 def _created_after(settings: ConnectionSettings, file: str, size: int, following: str) -> int | None:
     """Return `Event.created` of the file ``following``. None: the previous file, ``file``, lacks the event that the
     server writes when it closes a file."""
     rotate = _HEADER.size + 8 + len(following.encode())
-    lengths = (rotate + codes.CHECKSUM_BYTES, _HEADER.size + codes.CHECKSUM_BYTES, rotate, _HEADER.size)
+    lengths = (rotate + log_protocol.CHECKSUM_BYTES, _HEADER.size + log_protocol.CHECKSUM_BYTES, rotate, _HEADER.size)
     for end, last in product((size, size - _ENCRYPTION_BYTES), lengths):
-        if end - last < codes.FIRST_POSITION:
+        if end - last < log_protocol.FIRST_POSITION:
             continue
         with closing(log_events(settings, file, end - last)) as events:
             first_events = [event for _, event in zip(range(6), events, strict=False) if not event.made_up]
@@ -246,9 +249,9 @@ def _created_after(settings: ConnectionSettings, file: str, size: int, following
         if len(first_events) < 2:
             continue
         _, last_event, *others = first_events
-        ends_file = (last_event.length, last_event.end) == (last, end & codes.LOW_HALF)
-        if ends_file and last_event.kind in (codes.STOP, codes.ROTATE):
-            return next((event.created for event in others if event.kind == codes.FORMAT_DESCRIPTION), None)
+        ends_file = (last_event.length, last_event.end) == (last, end & log_protocol.LOW_HALF)
+        if ends_file and last_event.kind in (log_protocol.STOP, log_protocol.ROTATE):
+            return next((event.created for event in others if event.kind == log_protocol.FORMAT_DESCRIPTION), None)
     return None
 
 
@@ -268,9 +271,32 @@ def _received(connection: Connection, file: str, start: int) -> Iterator[History
         request_log(connection, file, start)
         while len(data := connection.packet().get_all_data()) > _HEADER.size:
             when, kind, _, size, end, flags = _HEADER.unpack_from(data, 1)
-            creation_time = data[_CREATED] if kind == codes.FORMAT_DESCRIPTION else b""
-            made_up = bool(flags & codes.ARTIFICIAL)
+            creation_time = data[_CREATED] if kind == log_protocol.FORMAT_DESCRIPTION else b""
+            made_up = bool(flags & log_protocol.ARTIFICIAL)
             yield HistoryEvent(kind, size, end, made_up, when, int.from_bytes(creation_time, "little"), data[1:])
     except pymysql.OperationalError as error:
         if error.args[0] != CANNOT_READ_LOG or GTIDS_OFF in error.args[1]:
             raise
+
+
+def previous_gtids(connection: Connection, file: str) -> GtidSet:
+    """Return the transactions logged before this file, as the file's Previous_gtids event lists them.
+
+    :raises LogGone: the file has no Previous_gtids event, or it was purged.
+    """
+    try:
+        # The event is the second event in the file. Without LIMIT, the statement would read all events. The statement
+        # fails if it reads an event that is larger than max_allowed_packet, and a compressed transaction may be such an
+        # event.
+        rows = query(connection, "SHOW BINLOG EVENTS IN %s LIMIT 2", (file,))
+    except pymysql.MySQLError as error:
+        if error.args[0] != _NO_SUCH_FILE:
+            raise
+        raise LogGone(f"the log file {file} was purged just now", hint=KEEP_LOGS) from error
+    for row in rows:
+        if row[2] == "Previous_gtids":
+            return GtidSet.parse(row[5])
+    raise LogGone(
+        f"the log file {file} does not say which transactions came before it",
+        hint="log files that were written before gtid_mode=ON cannot be used: trigger a new run",
+    )

@@ -18,7 +18,7 @@ from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.history import Finding, HistoryRelation, Trace
 from airflow_provider_cdc.errors import LogGone, PositionError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.mysql.log import events as codes
+from airflow_provider_cdc.sources.mysql.server import log_protocol
 from airflow_provider_cdc.sources.mysql.server.log_history import (
     BEGIN_ANEW,
     LogPlace,
@@ -32,7 +32,7 @@ from airflow_provider_cdc.sources.mysql.server.log_history import (
 from airflow_provider_cdc.sources.mysql.server.session import Connection, value
 
 _DIGITS = 16
-_XID_BYTES = codes.HEADER_BYTES + 8
+_XID_BYTES = log_protocol.HEADER_BYTES + 8
 _NOTHING = "-"
 
 
@@ -169,11 +169,11 @@ def _is_cut(files: Mapping[str, int], mark: LogMark) -> bool:
 def _begin(settings: ConnectionSettings, file: str) -> tuple[str, str]:
     """Return the creation time of a file, as in `LogPlace.stamp`, and the digest of its PREVIOUS_GTIDS event."""
     stamp, begin = "", _NOTHING
-    with closing(log_events(settings, file, codes.FIRST_POSITION)) as events:
+    with closing(log_events(settings, file, log_protocol.FIRST_POSITION)) as events:
         for _, event in zip(range(4), events, strict=False):
-            if event.kind == codes.FORMAT_DESCRIPTION:
+            if event.kind == log_protocol.FORMAT_DESCRIPTION:
                 stamp = str(event.when)
-            if event.kind == codes.PREVIOUS_GTIDS:
+            if event.kind == log_protocol.PREVIOUS_GTIDS:
                 begin = _digest(event.data)
                 break
     return stamp, begin
@@ -181,15 +181,15 @@ def _begin(settings: ConnectionSettings, file: str) -> tuple[str, str]:
 
 def _last(settings: ConnectionSettings, place: LogPlace) -> str:
     """Return the digest of the commit event that ends at ``place``, or `_NOTHING` if no such event ends there."""
-    for length in (_XID_BYTES + codes.CHECKSUM_BYTES, _XID_BYTES):
-        if place.position - length < codes.FIRST_POSITION:
+    for length in (_XID_BYTES + log_protocol.CHECKSUM_BYTES, _XID_BYTES):
+        if place.position - length < log_protocol.FIRST_POSITION:
             continue
         with closing(log_events(settings, place.file, place.position - length)) as events:
             # At the beginning of every dump, the server first sends the file's FORMAT_DESCRIPTION, regardless of the
             # position.
             in_file = [event for _, event in zip(range(4), events, strict=False) if not event.made_up][1:]
-        end = place.position & codes.LOW_HALF
-        if in_file and (in_file[0].kind, in_file[0].length, in_file[0].end) == (codes.XID, length, end):
+        end = place.position & log_protocol.LOW_HALF
+        if in_file and (in_file[0].kind, in_file[0].length, in_file[0].end) == (log_protocol.XID, length, end):
             return _digest(in_file[0].data)
     return _NOTHING
 

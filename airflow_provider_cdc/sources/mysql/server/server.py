@@ -22,7 +22,13 @@ from airflow_provider_cdc.sources.api.load import (
 )
 from airflow_provider_cdc.sources.mysql.server.driver import LOCK_WAIT_TIMEOUT
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
-from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, log_files, log_status, settled_end_of_log
+from airflow_provider_cdc.sources.mysql.server.log_history import (
+    LogPlace,
+    log_files,
+    log_status,
+    previous_gtids,
+    settled_end_of_log,
+)
 from airflow_provider_cdc.sources.mysql.server.log_mark import mark_of, mark_of_present
 from airflow_provider_cdc.sources.mysql.server.session import (
     Connection,
@@ -128,8 +134,6 @@ def check_log(connection: Connection, initial: GtidSet, recorded: GtidSet | None
         )
     initial = initial | recorded if recorded else initial
     if not purged <= initial:
-        from airflow_provider_cdc.sources.mysql.log.segments import previous_gtids
-
         # What was purged from the log precedes its first file. Anything else was set by hand.
         if extended := purged - initial - previous_gtids(connection, next(iter(log_files(connection)))):
             raise LogGone(

@@ -20,10 +20,10 @@ from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ImageNotWhole, LogGone, SourceUnavailable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, StatementWrite
-from airflow_provider_cdc.sources.mysql.log import events
 from airflow_provider_cdc.sources.mysql.log.statements.meaning import EVERY_TABLE, Effect
 from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import alike
 from airflow_provider_cdc.sources.mysql.log.survey import survey
+from airflow_provider_cdc.sources.mysql.server import log_protocol
 from airflow_provider_cdc.sources.mysql.server.log_history import (
     LogPlace,
     check_place,
@@ -138,7 +138,7 @@ def _redefined_between(
     begin = LogPlace(last.last_name, last.stop or 0)
     if last.stop is None:
         rest = files[files.index(last.last_name) + 1 :]
-        begin = LogPlace(rest[0], events.FIRST_POSITION) if rest else end
+        begin = LogPlace(rest[0], log_protocol.FIRST_POSITION) if rest else end
     if not is_before(begin, end):
         return []
     facts = survey(settings, begin, GtidSet(), (), end=end)

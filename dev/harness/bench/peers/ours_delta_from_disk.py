@@ -15,8 +15,8 @@ from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import open_source
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
+from airflow_provider_cdc.sources.mysql.log.dump import DATA_BYTES, RAW_BYTES
 from airflow_provider_cdc.sources.mysql.log.segments import MysqlSegmentReader
-from airflow_provider_cdc.sources.mysql.log.stream.dump import DATA_BYTES, RAW_BYTES
 from harness.bench.contender import Address, Order, Work
 from harness.bench.peers.ours_delta import net_change
 from harness.bench.recorded import recorded

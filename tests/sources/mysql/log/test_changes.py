@@ -10,8 +10,7 @@ import pytest
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.sources.api.window import CHANGE_SCHEMA, TrackedTable
 from airflow_provider_cdc.sources.log import changes as held
-from airflow_provider_cdc.sources.mysql.log import segments
-from airflow_provider_cdc.sources.mysql.log.stream import dump
+from airflow_provider_cdc.sources.mysql.log import dump, segments
 from airflow_provider_cdc.sources.mysql.server.session import session
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables
 from harness.mysql_server import MysqlServer

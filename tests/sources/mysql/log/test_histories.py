@@ -13,8 +13,7 @@ from pymysqlreplication import BinLogStreamReader
 from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
 
 from airflow_provider_cdc.core.tables.net_change import Change, net, net_counts, rewind, rewind_counts, roll_forward
-from airflow_provider_cdc.sources.mysql.log import segments
-from airflow_provider_cdc.sources.mysql.log.stream import dump
+from airflow_provider_cdc.sources.mysql.log import dump, segments
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace
 from harness.mysql_server import MysqlServer
 from tests.seeds import examples

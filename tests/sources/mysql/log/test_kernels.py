@@ -24,7 +24,8 @@ from airflow_provider_cdc.errors import CdcError, DecodeError
 from airflow_provider_cdc.sources.api.window import DELTA_SCHEMA, LogSegment, SegmentSummary, TrackedTable
 from airflow_provider_cdc.sources.log.delta import delta_batches
 from airflow_provider_cdc.sources.mysql.decode.images import decode_images
-from airflow_provider_cdc.sources.mysql.log import events
+from airflow_provider_cdc.sources.mysql.log import dump, events
+from airflow_provider_cdc.sources.mysql.log import dump as crc
 from airflow_provider_cdc.sources.mysql.log.positions.commits import tagged_gtid
 from airflow_provider_cdc.sources.mysql.log.positions.membership import (
     TSID_BYTES,
@@ -33,8 +34,6 @@ from airflow_provider_cdc.sources.mysql.log.positions.membership import (
     set_arrays,
     tsid_bytes,
 )
-from airflow_provider_cdc.sources.mysql.log.stream import dump
-from airflow_provider_cdc.sources.mysql.log.stream import dump as crc
 from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
 from tests.seeds import examples, seeds
 from tests.sources.guarded import guarded

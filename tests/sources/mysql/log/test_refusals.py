@@ -14,8 +14,8 @@ import pytest
 
 from airflow_provider_cdc.errors import CdcError, DecodeError, ImageNotWhole, LogGone, SchemaChanged, UnknownEvent
 from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable
-from airflow_provider_cdc.sources.mysql.log import events
 from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
+from airflow_provider_cdc.sources.mysql.server import log_protocol
 from harness.mysql_server import MysqlServer
 from tests.sources.mysql.log.reading import Connection, LogReading, executed, log_end, run
 
@@ -301,7 +301,7 @@ def test_an_event_that_is_missing(recorded: Recorded, missing: int) -> None:
     reading, parts, file = recorded
     kind = parts[missing][4]
     log = joined(parts[:missing] + parts[missing + 1 :])
-    if kind in (events.WRITE_ROWS, events.UPDATE_ROWS):
+    if kind in (log_protocol.WRITE_ROWS, log_protocol.UPDATE_ROWS):
         assert len(walk(reading, log, file).change.records()[0]) == 1
     else:
         with pytest.raises((UnknownEvent, DecodeError)):
@@ -309,7 +309,7 @@ def test_an_event_that_is_missing(recorded: Recorded, missing: int) -> None:
 
 
 def query(text: bytes, schema: bytes = b"") -> bytes:
-    return made(events.QUERY, struct.pack("<IIBHH", 1, 0, len(schema), 0, 0) + schema + b"\0" + text)
+    return made(log_protocol.QUERY, struct.pack("<IIBHH", 1, 0, len(schema), 0, 0) + schema + b"\0" + text)
 
 
 @pytest.mark.parametrize("text", [b"ROLLBACK", b"ROLLBACK TO `s`"])
@@ -333,7 +333,7 @@ def test_a_statement_that_is_not_understood(recorded: Recorded) -> None:
 
 def test_a_server_of_another_log_format(recorded: Recorded) -> None:
     reading, parts, file = recorded
-    for at in (19, 19 + 56, 19 + 57 + events.TABLE_MAP - 1, 19 + 57 + events.WRITE_ROWS - 1):
+    for at in (19, 19 + 56, 19 + 57 + log_protocol.TABLE_MAP - 1, 19 + 57 + log_protocol.WRITE_ROWS - 1):
         first = bytearray(parts[0])
         first[at] ^= 0x08
         with pytest.raises(UnknownEvent):
@@ -392,5 +392,5 @@ def test_a_look_at_the_log_leaves_damaged_rows_to_whoever_reads_them(recorded: R
 
 def assert_rows(event: bytes) -> None:
     """An `AssertionError` would show that the end was not reached."""
-    if event[events.KIND_AT] not in (events.WRITE_ROWS, events.UPDATE_ROWS, events.DELETE_ROWS):
-        pytest.fail(f"damage of an event of type {event[events.KIND_AT]} was not noticed")
+    if event[log_protocol.KIND_AT] not in (log_protocol.WRITE_ROWS, log_protocol.UPDATE_ROWS, log_protocol.DELETE_ROWS):
+        pytest.fail(f"damage of an event of type {event[log_protocol.KIND_AT]} was not noticed")

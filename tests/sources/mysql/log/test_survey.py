@@ -13,10 +13,10 @@ import pytest
 
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.tables.table import TableName
-from airflow_provider_cdc.sources.mysql.log import events, walk_state
+from airflow_provider_cdc.sources.mysql.log import dump, walk_state
 from airflow_provider_cdc.sources.mysql.log import survey as surveys
-from airflow_provider_cdc.sources.mysql.log.stream import dump, request
 from airflow_provider_cdc.sources.mysql.log.survey import FILES_AT_ONCE, LogFacts, survey
+from airflow_provider_cdc.sources.mysql.server import log_protocol
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, end_of_log, log_files
 from airflow_provider_cdc.sources.mysql.server.session import Connection, session
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables
@@ -49,7 +49,7 @@ def look(
     with session(settings) as connection:
         end, files = end_of_log(settings, connection), log_files(connection)
         tables = read_tables(connection, [TableName("d", "t")])
-        begin = LogPlace(list(files)[1], events.FIRST_POSITION)
+        begin = LogPlace(list(files)[1], log_protocol.FIRST_POSITION)
 
         def is_enough(facts: LogFacts) -> bool:
             if len(facts.summaries) < enough:
@@ -152,7 +152,7 @@ def test_whoever_leaves_does_not_wait_for_a_server_that_says_nothing_any_more(
 ) -> None:
     """A task that timed out would otherwise wait for minutes."""
     silent = threading.Event()
-    request_log = request.request_log
+    request_log = log_protocol.request_log
 
     def asked_late(connection: Connection, name: str, start: int) -> None:
         # The first file is looked through by then; and this one is never asked for where the server does not stop.
@@ -179,7 +179,7 @@ def test_whoever_leaves_does_not_wait_for_a_server_that_says_nothing_any_more(
 
     first = server.query("SHOW BINARY LOGS")[1][0]
     if when == "it is asked for it":
-        monkeypatch.setattr(request, "request_log", asked_late)
+        monkeypatch.setattr(dump, "request_log", asked_late)
     try:
         look(server, enough=1, then=falls_silent)
         assert time.monotonic() - left < 40

@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import CdcError, DecodeError, SourceUnavailable
 from airflow_provider_cdc.sources.mysql.decode.rows import StatementReader
-from airflow_provider_cdc.sources.mysql.log.stream.dump import Dump
+from airflow_provider_cdc.sources.mysql.log.dump import Dump
 from airflow_provider_cdc.sources.mysql.server.session import connect, end, query, session
 from tests.sources.lying_server import SOON_SECONDS, Bounded, Peer, lying_server
 from tests.sources.mysql.lying_mysql import EOF, OK, MysqlPeer, remembered, settings_for

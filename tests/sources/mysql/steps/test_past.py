@@ -26,8 +26,8 @@ from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import PreflightError, Problem, SourceUnavailable
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.checks.past import SINCE, STATEMENTS, Past, PastContext
-from airflow_provider_cdc.sources.mysql.log import events
 from airflow_provider_cdc.sources.mysql.log.positions.prefixes import Prefix, prefix_at
+from airflow_provider_cdc.sources.mysql.server import log_protocol
 from airflow_provider_cdc.sources.mysql.server.session import session
 from airflow_provider_cdc.sources.mysql.steps.past import resolve, wait_until_visible
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables
@@ -372,16 +372,16 @@ def test_a_clock_that_was_set_back_does_not_keep_it_looking_for_ever(server: Mys
 def commit_later(file: Path, since: datetime, microseconds: int) -> None:
     """Change a log file so that the transactions that were committed after a time appear as committed later."""
     log = bytearray(file.read_bytes())
-    at = events.FIRST_POSITION
+    at = log_protocol.FIRST_POSITION
     while at < len(log):
         (length,) = struct.unpack_from("<I", log, at + 9)
-        if log[at + 4] == events.GTID:
-            time_at = at + events.HEADER_BYTES + 42
+        if log[at + 4] == log_protocol.GTID:
+            time_at = at + log_protocol.HEADER_BYTES + 42
             when = int.from_bytes(log[time_at : time_at + 7], "little")
             if when > since.timestamp() * 1_000_000:
                 log[time_at : time_at + 7] = (when + microseconds).to_bytes(7, "little")
-                checksum = zlib.crc32(log[at : at + length - events.CHECKSUM_BYTES])
-                struct.pack_into("<I", log, at + length - events.CHECKSUM_BYTES, checksum)
+                checksum = zlib.crc32(log[at : at + length - log_protocol.CHECKSUM_BYTES])
+                struct.pack_into("<I", log, at + length - log_protocol.CHECKSUM_BYTES, checksum)
         at += length
     file.write_bytes(log)
 

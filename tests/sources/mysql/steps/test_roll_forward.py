@@ -20,7 +20,7 @@ from airflow_provider_cdc.core.run.manifest import InitialPoint
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ExactnessError, SchemaChanged, SourceReplaced, TransientError
 from airflow_provider_cdc.sources.api.log import AT_START, Start
-from airflow_provider_cdc.sources.mysql.log import events
+from airflow_provider_cdc.sources.mysql.server import log_protocol
 from airflow_provider_cdc.sources.mysql.server.session import session
 from airflow_provider_cdc.sources.mysql.source import MysqlSource
 from airflow_provider_cdc.sources.mysql.tables.identities.identity import identity_warnings, read_identities
@@ -349,4 +349,4 @@ def test_the_window_ends_where_the_position_does(since: Since) -> None:
     segments = since.source.segments(start, AT_START, since.source.place_of(position))
     file, end = since.server.query("SHOW BINARY LOG STATUS")[0][:2]
     assert segments[-1].name == file
-    assert events.FIRST_POSITION < (segments[-1].stop or 0) < int(end)
+    assert log_protocol.FIRST_POSITION < (segments[-1].stop or 0) < int(end)

@@ -18,7 +18,15 @@ from airflow_provider_cdc.core.kernels.compile import (
     load64,
     store8,
 )
-from airflow_provider_cdc.sources.mysql.log.events import (
+from airflow_provider_cdc.sources.mysql.log.dump import crc32
+from airflow_provider_cdc.sources.mysql.log.positions.membership import (
+    TSID_BYTES,
+    SetArrays,
+    contains,
+    find_tsid,
+    set_untagged,
+)
+from airflow_provider_cdc.sources.mysql.server.log_protocol import (
     ANONYMOUS_GTID,
     ARTIFICIAL,
     CHECKSUM_BYTES,
@@ -38,14 +46,6 @@ from airflow_provider_cdc.sources.mysql.log.events import (
     STOP,
     TAGGED_GTID,
 )
-from airflow_provider_cdc.sources.mysql.log.positions.membership import (
-    TSID_BYTES,
-    SetArrays,
-    contains,
-    find_tsid,
-    set_untagged,
-)
-from airflow_provider_cdc.sources.mysql.log.stream.dump import crc32
 
 # Parser of the tagged GTID event, in the format of the server library ``mysql/serialization``.
 

@@ -27,12 +27,11 @@ from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.errors import DecodeError, LogGone, SourceReplaced, UnknownEvent
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.mysql.log import events
+from airflow_provider_cdc.sources.mysql.log.dump import TABLES, Dump
 from airflow_provider_cdc.sources.mysql.log.positions import commits
 from airflow_provider_cdc.sources.mysql.log.positions.membership import TSID_BYTES, set_arrays, tsid_parts
-from airflow_provider_cdc.sources.mysql.log.segments import previous_gtids
-from airflow_provider_cdc.sources.mysql.log.stream.dump import TABLES, Dump
-from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, log_files, stamp_of
+from airflow_provider_cdc.sources.mysql.server import log_protocol
+from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, log_files, previous_gtids, stamp_of
 from airflow_provider_cdc.sources.mysql.server.session import Connection, session, value
 
 _RUNS = 4096
@@ -225,7 +224,7 @@ class _Scan:
         self._tsid: Bytes = np.zeros(TSID_BYTES, np.uint8)
         self._runs: Int64s = np.zeros(_RUNS * commits.RUN_WORDS, np.int64)
         self.state: Int64s = np.zeros(commits.STATE_WORDS, np.int64)
-        self.state[commits.POSITION] = events.FIRST_POSITION
+        self.state[commits.POSITION] = log_protocol.FIRST_POSITION
         self.state[commits.LIMIT] = limit
         self.state[commits.END] = end
         self.passed = GtidSet()
@@ -233,7 +232,7 @@ class _Scan:
     def run(self) -> bool:
         """Scan the file. Return True if the scan stopped before a transaction, False if it reached the end of the file
         or the end of the data."""
-        dump = Dump(self._settings, self._file, events.FIRST_POSITION)
+        dump = Dump(self._settings, self._file, log_protocol.FIRST_POSITION)
         try:
             while True:
                 code = self._step(dump)

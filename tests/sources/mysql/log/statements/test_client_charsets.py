@@ -13,13 +13,13 @@ import pytest
 
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import SchemaChanged
-from airflow_provider_cdc.sources.mysql.log import events
 from airflow_provider_cdc.sources.mysql.log.events import query
 from airflow_provider_cdc.sources.mysql.log.statements.client_text import decode
 from airflow_provider_cdc.sources.mysql.log.statements.column_changes import column_changes
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import Statement
 from airflow_provider_cdc.sources.mysql.log.statements.meaning import Effect, meaning
 from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import TrackedNames
+from airflow_provider_cdc.sources.mysql.server import log_protocol
 from harness.mysql_server import MysqlServer
 from tests.seeds import examples, seeds
 from tests.sources.mysql.log.reading import Connection, LogReading, log_end, run
@@ -174,7 +174,7 @@ def test_a_statement_in_a_character_set_that_the_log_does_not_name(
             run(connection, f"SET NAMES {charset}")
             text = statement.replace(b"SN", elsewhere.encode() + written).replace(b"N`", written + b"`")
             execute(connection, text, logged)
-            found = query(event_bodies(mysql, start, events.QUERY)[-1])
+            found = query(event_bodies(mysql, start, log_protocol.QUERY)[-1])
             assert (found.charset, found.raw) == (logged, text)
             with pytest.raises(SchemaChanged):
                 reading.read()
@@ -193,7 +193,7 @@ def test_a_prepared_statement_keeps_its_bytes_when_the_character_set_changes(mys
         run(connection, "SET NAMES utf8mb4", "PREPARE two FROM 'ALTER TABLE größer ADD é INT'", "SET NAMES latin1")
         start = log_end(mysql).position
         run(connection, "EXECUTE two")
-        (body,) = event_bodies(mysql, start, events.QUERY)
+        (body,) = event_bodies(mysql, start, log_protocol.QUERY)
         assert column_changes(query(body), TrackedNames([TableName(schema, "größer")])) is None
 
 
@@ -307,7 +307,9 @@ def test_random_statements_in_all_character_sets(seed: int, mysql: MysqlServer, 
                         way(connection, text, choose.choice([*CODECS]))
                     else:
                         raw(connection, text)
-                bodies = [body for body in event_bodies(mysql, start, events.QUERY) if not body.endswith(b"BEGIN")]
+                bodies = [
+                    body for body in event_bodies(mysql, start, log_protocol.QUERY) if not body.endswith(b"BEGIN")
+                ]
                 found = [meaning(query(body), names).effect for body in bodies]
                 is_changed = state(mysql, schema) != before
                 shown = charset, case.statement, way, found, bodies

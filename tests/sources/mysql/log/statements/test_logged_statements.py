@@ -18,7 +18,6 @@ from airflow_provider_cdc.core.options.run import TableOptions
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import CdcError, ImageNotWhole, SchemaChanged, UnknownEvent
 from airflow_provider_cdc.sources.mysql.log import events
-from airflow_provider_cdc.sources.mysql.log import events as codes
 from airflow_provider_cdc.sources.mysql.log.events import query
 from airflow_provider_cdc.sources.mysql.log.statements.client_text import (
     CLIENT_CHARSETS,
@@ -28,6 +27,7 @@ from airflow_provider_cdc.sources.mysql.log.statements.client_text import (
 )
 from airflow_provider_cdc.sources.mysql.log.statements.meaning import Effect, meaning
 from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import TrackedNames, alike
+from airflow_provider_cdc.sources.mysql.server import log_protocol
 from airflow_provider_cdc.sources.mysql.steps.statement_writes import check_writes
 from harness.mysql_binaries import find_mysql
 from harness.mysql_server import MysqlServer
@@ -155,7 +155,7 @@ def test_versioned_comments_mean_what_they_meant_to_the_server(mysql: MysqlServe
                 run(db, statement.format(n=number))
             found = [
                 meaning(replace(query(body), server_version=version), names).effect
-                for body in event_bodies(mysql, start, codes.QUERY)
+                for body in event_bodies(mysql, start, log_protocol.QUERY)
             ]
             is_changed = state_of(db) != before
             assert found in ([Effect.TOUCHES] if is_changed else [Effect.HARMLESS], []), (number, statement)
@@ -168,14 +168,14 @@ def test_versioned_comments_mean_what_they_meant_to_the_server(mysql: MysqlServe
     assert changed == 2 + 2 * 2
 
 
-def event_bodies(server: MysqlServer, start: int, kind: int = codes.FORMAT_DESCRIPTION) -> list[bytes]:
+def event_bodies(server: MysqlServer, start: int, kind: int = log_protocol.FORMAT_DESCRIPTION) -> list[bytes]:
     """Of the log file that the server writes to, the bodies of events of one type, from a position on."""
     log = (server.data / log_end(server).file).read_bytes()
     found = []
     while start < len(log):
-        length = int.from_bytes(log[start + codes.LENGTH_AT :][:4], "little")
-        if log[start + codes.KIND_AT] == kind:
-            found.append(log[start + codes.HEADER_BYTES : start + length - codes.CHECKSUM_BYTES])
+        length = int.from_bytes(log[start + log_protocol.LENGTH_AT :][:4], "little")
+        if log[start + log_protocol.KIND_AT] == kind:
+            found.append(log[start + log_protocol.HEADER_BYTES : start + length - log_protocol.CHECKSUM_BYTES])
         start += length
     return found
 

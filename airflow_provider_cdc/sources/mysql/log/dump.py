@@ -19,9 +19,13 @@ from pymysql.protocol import MysqlPacket
 from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, copy_bytes, inner, kernel, load8, load32, load64
 from airflow_provider_cdc.errors import DecodeError, LogGone, SourceUnavailable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.mysql.log.events import MAX_EVENT_BYTES
-from airflow_provider_cdc.sources.mysql.log.stream.request import CANNOT_READ_LOG, GTIDS_OFF, request_log
 from airflow_provider_cdc.sources.mysql.server.driver import mapped_errors
+from airflow_provider_cdc.sources.mysql.server.log_protocol import (
+    CANNOT_READ_LOG,
+    GTIDS_OFF,
+    MAX_EVENT_BYTES,
+    request_log,
+)
 from airflow_provider_cdc.sources.mysql.server.session import CONNECT_SECONDS, connect
 
 RAW_BYTES = 1 << 18

@@ -1,1 +1,0 @@
-"""The event stream that the server sends."""
