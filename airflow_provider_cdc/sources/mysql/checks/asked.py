@@ -12,9 +12,10 @@ from airflow_provider_cdc.sources.mysql.checks.history import HISTORY
 from airflow_provider_cdc.sources.mysql.checks.settings import SETTINGS, SETTINGS_SINCE
 from airflow_provider_cdc.sources.mysql.chunking.pushed_conditions import misplaced_problems
 from airflow_provider_cdc.sources.mysql.server.server import retention_problem
+from airflow_provider_cdc.sources.mysql.server.session import table_sql
 from airflow_provider_cdc.sources.mysql.tables.cascades import locked_with, watermark_problems
 from airflow_provider_cdc.sources.mysql.tables.generated import type_problems, virtual_problems
-from airflow_provider_cdc.sources.mysql.tables.schema import select_of_tables, table_sql
+from airflow_provider_cdc.sources.mysql.tables.schema import select_of_tables
 from airflow_provider_cdc.sources.planning.survey import request_problems
 
 # Checks of the columns: types, keys, generated values.

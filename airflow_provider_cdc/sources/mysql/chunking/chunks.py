@@ -32,8 +32,16 @@ from airflow_provider_cdc.sources.mysql.chunking.axes import Axis, Between, Date
 from airflow_provider_cdc.sources.mysql.chunking.pushed_conditions import pushed_span
 from airflow_provider_cdc.sources.mysql.decode.prepared import PreparedStatement
 from airflow_provider_cdc.sources.mysql.server.driver import is_of_table
-from airflow_provider_cdc.sources.mysql.server.session import Connection, batches, fits, query, quote, size_of
-from airflow_provider_cdc.sources.mysql.tables.schema import table_sql, unsigned_difference
+from airflow_provider_cdc.sources.mysql.server.session import (
+    Connection,
+    batches,
+    fits,
+    query,
+    quote,
+    size_of,
+    table_sql,
+)
+from airflow_provider_cdc.sources.mysql.tables.schema import unsigned_difference
 from airflow_provider_cdc.sources.mysql.tables.types import arrow_schema
 
 # Selects the bounds of chunks. The server must confirm that the bounds increase, with the same comparisons that chunk

@@ -19,8 +19,8 @@ from airflow_provider_cdc.core.tables.chunk import KeyValue
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.mysql.chunking.axes import axis_of
-from airflow_provider_cdc.sources.mysql.server.session import Connection, query, quote
-from airflow_provider_cdc.sources.mysql.tables.schema import select_of_tables, table_sql, unsigned_difference
+from airflow_provider_cdc.sources.mysql.server.session import Connection, query, quote, table_sql
+from airflow_provider_cdc.sources.mysql.tables.schema import select_of_tables, unsigned_difference
 from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, Family, column_types
 from airflow_provider_cdc.sources.planning.selections import Pushable, pushed, span
 

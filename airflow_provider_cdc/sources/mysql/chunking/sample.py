@@ -12,9 +12,9 @@ from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.server.driver import INTERRUPTED
 from airflow_provider_cdc.sources.mysql.server.server import naming_blockers
-from airflow_provider_cdc.sources.mysql.server.session import query, quote, session
+from airflow_provider_cdc.sources.mysql.server.session import query, quote, session, table_sql
 from airflow_provider_cdc.sources.mysql.tables.charsets import has_gaps
-from airflow_provider_cdc.sources.mysql.tables.schema import read_tables, table_sql
+from airflow_provider_cdc.sources.mysql.tables.schema import read_tables
 from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, Family, column_types
 from airflow_provider_cdc.sources.planning.survey import gave_up, problems_of
 

@@ -46,9 +46,8 @@ from airflow_provider_cdc.sources.mysql.decode.columns import finish
 from airflow_provider_cdc.sources.mysql.decode.prepared import PreparedStatement
 from airflow_provider_cdc.sources.mysql.decode.stream import MOST_WARNINGS, ResultStream
 from airflow_provider_cdc.sources.mysql.server.driver import RESULT_TOO_LONG, mapped_errors
-from airflow_provider_cdc.sources.mysql.server.session import Connection, end, query, quote
+from airflow_provider_cdc.sources.mysql.server.session import Connection, end, query, quote, table_sql
 from airflow_provider_cdc.sources.mysql.tables.generated import has_bounded_results
-from airflow_provider_cdc.sources.mysql.tables.schema import table_sql
 from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, Family, arrow_schema, column_types
 
 # Converts values in the rows of a prepared statement's result to cells.

@@ -23,8 +23,7 @@ from airflow_provider_cdc.sources.mysql.server.driver import (
     table_error,
 )
 from airflow_provider_cdc.sources.mysql.server.log_history import log_status_statement
-from airflow_provider_cdc.sources.mysql.server.session import Connection, account, query, quote, value
-from airflow_provider_cdc.sources.mysql.tables.schema import table_sql
+from airflow_provider_cdc.sources.mysql.server.session import Connection, account, query, quote, table_sql, value
 
 _DENIED = {1044, 1142, 1143, 1227}
 _NO_GRANT_TABLES = 1290

@@ -13,6 +13,7 @@ import pymysql
 
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.tables.chunk import KeyValue
+from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, SourceReplaced
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.server.driver import (
@@ -33,6 +34,7 @@ from airflow_provider_cdc.sources.session.trust import (
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
+
 
 # All session variables of the tested servers. Each variable is either pinned by every session or harmless. The reason
 # is given for each variable.
@@ -570,3 +572,8 @@ def batches(
         held += size
     if start < len(items):
         yield items[start:]
+
+
+def table_sql(name: TableName) -> str:
+    """Return the table's name, quoted for SQL."""
+    return quote(name.schema, name.name)

@@ -32,8 +32,8 @@ from airflow_provider_cdc.sources.mysql.server.log_history import (
     log_files,
 )
 from airflow_provider_cdc.sources.mysql.server.privileges import Privileges
-from airflow_provider_cdc.sources.mysql.server.session import Connection, account, query, session
-from airflow_provider_cdc.sources.mysql.tables.schema import select_of_tables, table_sql
+from airflow_provider_cdc.sources.mysql.server.session import Connection, account, query, session, table_sql
+from airflow_provider_cdc.sources.mysql.tables.schema import select_of_tables
 
 
 def check_writes(settings: ConnectionSettings, summaries: Sequence[SegmentSummary]) -> None:

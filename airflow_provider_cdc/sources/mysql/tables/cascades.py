@@ -36,8 +36,8 @@ from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.mysql.server.privileges import Privileges
 from airflow_provider_cdc.sources.mysql.server.server import is_replica
-from airflow_provider_cdc.sources.mysql.server.session import Connection, account, variables
-from airflow_provider_cdc.sources.mysql.tables.schema import read_tables, select_of_tables, table_sql
+from airflow_provider_cdc.sources.mysql.server.session import Connection, account, table_sql, variables
+from airflow_provider_cdc.sources.mysql.tables.schema import read_tables, select_of_tables
 from airflow_provider_cdc.sources.mysql.tables.types import unsupported
 
 _RULES = ("CASCADE", "SET NULL", "SET DEFAULT")

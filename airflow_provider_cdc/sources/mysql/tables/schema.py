@@ -14,7 +14,15 @@ import pymysql
 
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import Problem, SchemaChanged, TransientError
-from airflow_provider_cdc.sources.mysql.server.session import Connection, account, batches, query, quote, size_of, value
+from airflow_provider_cdc.sources.mysql.server.session import (
+    Connection,
+    account,
+    batches,
+    query,
+    size_of,
+    table_sql,
+    value,
+)
 from airflow_provider_cdc.sources.mysql.tables.labels import with_labels
 from airflow_provider_cdc.sources.planning import patterns as patterns_of_tables
 
@@ -253,11 +261,6 @@ def select_of_tables(
                 (schema, *some),
             )
     return rows
-
-
-def table_sql(name: TableName) -> str:
-    """Return the table's name, quoted for SQL."""
-    return quote(name.schema, name.name)
 
 
 def _shape(column: Column) -> tuple[Any, ...]:

@@ -21,8 +21,8 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.chunking import chunks
 from airflow_provider_cdc.sources.mysql.decode.prepared import PreparedStatement
-from airflow_provider_cdc.sources.mysql.server.session import query, session
-from airflow_provider_cdc.sources.mysql.tables.schema import read_tables, table_sql
+from airflow_provider_cdc.sources.mysql.server.session import query, session, table_sql
+from airflow_provider_cdc.sources.mysql.tables.schema import read_tables
 from harness.mysql_server import MysqlServer
 from tests.seeds import SOAK_SEED
 

@@ -32,8 +32,8 @@ import pymysql
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.sources.mysql.server.driver import LOCK_WAIT_TIMEOUT
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace
-from airflow_provider_cdc.sources.mysql.server.session import Connection, account, query, server_version
-from airflow_provider_cdc.sources.mysql.tables.schema import select_of_tables, table_sql
+from airflow_provider_cdc.sources.mysql.server.session import Connection, account, query, server_version, table_sql
+from airflow_provider_cdc.sources.mysql.tables.schema import select_of_tables
 
 _CREATED, _IDS, _SPACES, _VERSIONS = "created", "table_ids", "tablespaces", "row_versions"
 """Keys in a table's details."""

@@ -36,7 +36,7 @@ from airflow_provider_cdc.sources.mysql.server.log_history import (
     file_number,
     is_before,
 )
-from airflow_provider_cdc.sources.mysql.server.session import Connection, query, variables
+from airflow_provider_cdc.sources.mysql.server.session import Connection, query, table_sql, variables
 from airflow_provider_cdc.sources.mysql.tables.identities.identity import (
     Explained,
     TableIdentity,
@@ -46,7 +46,7 @@ from airflow_provider_cdc.sources.mysql.tables.identities.identity import (
     read_identities,
     recorded_identities,
 )
-from airflow_provider_cdc.sources.mysql.tables.schema import naming_missing_tables, table_sql
+from airflow_provider_cdc.sources.mysql.tables.schema import naming_missing_tables
 
 _MOST_BACKLOG = 2**30
 """The maximum size of the log that `unaltered_since` searches. If the log is too long to search, the run accepts fewer
