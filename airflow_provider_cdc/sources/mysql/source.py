@@ -261,7 +261,7 @@ class MysqlSource(CarriesReads, KeepsTables, Source):
         return segments_before(self.settings, segment, count)
 
     def check_writes(self, summaries: Sequence[SegmentSummary]) -> None:
-        from airflow_provider_cdc.sources.mysql.steps import statement_writes
+        from airflow_provider_cdc.sources.mysql.log import statement_writes
 
         statement_writes.check_writes(self.settings, summaries)
 

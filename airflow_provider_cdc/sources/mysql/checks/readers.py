@@ -104,7 +104,7 @@ READERS: tuple[Check[None], ...] = (
         "let all sessions use binlog_format=ROW",
         raised_by=(
             Raised(Moment.LOG_READ, f"{_REFUSALS}:logged_as_statement"),
-            Raised(Moment.LOG_READ, "sources.mysql.steps.statement_writes:check_writes"),
+            Raised(Moment.LOG_READ, "sources.mysql.log.statement_writes:check_writes"),
         ),
     ),
     Check(

@@ -24,6 +24,7 @@ from airflow_provider_cdc.sources.mysql.log import walk_state
 from airflow_provider_cdc.sources.mysql.log.eras import cut
 from airflow_provider_cdc.sources.mysql.log.positions.prefixes import prefix_of
 from airflow_provider_cdc.sources.mysql.log.segments import log_segments
+from airflow_provider_cdc.sources.mysql.log.statement_writes import check_writes
 from airflow_provider_cdc.sources.mysql.log.statements.meaning import Effect
 from airflow_provider_cdc.sources.mysql.log.survey import HARMLESS, LogFacts, survey
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
@@ -31,7 +32,6 @@ from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, file
 from airflow_provider_cdc.sources.mysql.server.session import Connection, session, value
 from airflow_provider_cdc.sources.mysql.steps.check_identity import check_identity
 from airflow_provider_cdc.sources.mysql.steps.past import resolve
-from airflow_provider_cdc.sources.mysql.steps.statement_writes import check_writes
 from airflow_provider_cdc.sources.mysql.tables.cascades import relies_on_log
 from airflow_provider_cdc.sources.mysql.tables.column_eras import NotCarried, PlacedChanges, evolution
 from airflow_provider_cdc.sources.mysql.tables.identities.replaced import replaced_since

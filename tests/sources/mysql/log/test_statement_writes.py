@@ -15,8 +15,8 @@ import pytest
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.errors import ImageNotWhole, UnknownEvent
 from airflow_provider_cdc.sources.api.window import SegmentSummary
+from airflow_provider_cdc.sources.mysql.log.statement_writes import check_writes
 from airflow_provider_cdc.sources.mysql.log.statements.meaning import FUNCTIONS
-from airflow_provider_cdc.sources.mysql.steps.statement_writes import check_writes
 from harness.mysql_server import MysqlServer
 from tests.seeds import seeds
 from tests.sources.changes import key

@@ -19,6 +19,7 @@ from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import CdcError, ImageNotWhole, SchemaChanged, UnknownEvent
 from airflow_provider_cdc.sources.mysql.log import events
 from airflow_provider_cdc.sources.mysql.log.events import query
+from airflow_provider_cdc.sources.mysql.log.statement_writes import check_writes
 from airflow_provider_cdc.sources.mysql.log.statements.client_text import (
     CLIENT_CHARSETS,
     comment_starts,
@@ -28,7 +29,6 @@ from airflow_provider_cdc.sources.mysql.log.statements.client_text import (
 from airflow_provider_cdc.sources.mysql.log.statements.meaning import Effect, meaning
 from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import TrackedNames, alike
 from airflow_provider_cdc.sources.mysql.server import log_protocol
-from airflow_provider_cdc.sources.mysql.steps.statement_writes import check_writes
 from harness.mysql_binaries import find_mysql
 from harness.mysql_server import MysqlServer
 from tests.sources.changes import key
