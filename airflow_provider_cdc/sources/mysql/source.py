@@ -28,6 +28,7 @@ from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable, UpperBound
 from airflow_provider_cdc.sources.mysql.chunking import axes, chunks, sample
+from airflow_provider_cdc.sources.mysql.log.replaced import WatchedTables
 from airflow_provider_cdc.sources.mysql.server import log_history, log_mark, server
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.session import RunSettings, session, value
@@ -36,7 +37,6 @@ from airflow_provider_cdc.sources.mysql.steps.carried_reads import CarriesReads,
 from airflow_provider_cdc.sources.mysql.steps.check_identity import check_identity
 from airflow_provider_cdc.sources.mysql.tables import schema, types
 from airflow_provider_cdc.sources.mysql.tables.identities.identity import look_replaced
-from airflow_provider_cdc.sources.mysql.tables.identities.replaced import WatchedTables
 from airflow_provider_cdc.sources.session.kept_sessions import Kept, keeping, session_of
 
 
@@ -156,7 +156,7 @@ class MysqlSource(CarriesReads, KeepsTables, Source):
             if value(connection, "@@global.server_uuid") == identity.server:
                 hint = "clear the task `preflight` and all tasks after it"
                 if look_replaced(connection, tables, {}):
-                    from airflow_provider_cdc.sources.mysql.tables.identities import replaced
+                    from airflow_provider_cdc.sources.mysql.log import replaced
 
                     begin, end = (MysqlFacts.of(one).place for one in (identity, until))
                     replaced.check_not_replaced(self.settings, connection, begin, tables, hint, {}, end, now)

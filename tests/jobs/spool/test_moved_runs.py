@@ -17,7 +17,8 @@ from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.jobs.restart import begin_again
 from airflow_provider_cdc.jobs.runtime import source_watch
 from airflow_provider_cdc.jobs.snapshot import table_files
-from airflow_provider_cdc.sources.mysql.tables.identities import identity, replaced
+from airflow_provider_cdc.sources.mysql.log import replaced
+from airflow_provider_cdc.sources.mysql.tables.identities import identity
 from harness.lake_readers import iceberg_rows
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer

@@ -21,6 +21,7 @@ from airflow_provider_cdc.sources.mysql.checks.context import ServerContext
 from airflow_provider_cdc.sources.mysql.checks.settings import SETTINGS
 from airflow_provider_cdc.sources.mysql.log import walk_state
 from airflow_provider_cdc.sources.mysql.log.positions.prefixes import Prefix, latest_commit, prefix_at
+from airflow_provider_cdc.sources.mysql.log.replaced import made_since
 from airflow_provider_cdc.sources.mysql.log.statement_writes import check_writes
 from airflow_provider_cdc.sources.mysql.log.survey import LogFacts, survey
 from airflow_provider_cdc.sources.mysql.server.log_history import (
@@ -33,7 +34,6 @@ from airflow_provider_cdc.sources.mysql.server.log_history import (
 )
 from airflow_provider_cdc.sources.mysql.server.server import WATCHED_IN_THE_PAST, last_set, started
 from airflow_provider_cdc.sources.mysql.server.session import value
-from airflow_provider_cdc.sources.mysql.tables.identities.replaced import made_since
 
 _WHEN = (Moment.PREFLIGHT, Moment.POSITION_FIXED)
 _SEARCHES = 20

@@ -83,10 +83,10 @@ READERS: tuple[Check[None], ...] = (
         (),
         "run loads and restores with the log enabled (sql_log_bin=1); trigger a new run",
         raised_by=(
-            Raised(Moment.POSITION_FIXED, "sources.mysql.tables.identities.replaced:check_not_replaced"),
-            Raised(Moment.READING, "sources.mysql.tables.identities.replaced:check_not_replaced"),
-            Raised(Moment.READS_ENDED, "sources.mysql.tables.identities.replaced:check_not_replaced"),
-            Raised(Moment.ROLL_FORWARD, "sources.mysql.tables.identities.replaced:replaced_since"),
+            Raised(Moment.POSITION_FIXED, "sources.mysql.log.replaced:check_not_replaced"),
+            Raised(Moment.READING, "sources.mysql.log.replaced:check_not_replaced"),
+            Raised(Moment.READS_ENDED, "sources.mysql.log.replaced:check_not_replaced"),
+            Raised(Moment.ROLL_FORWARD, "sources.mysql.log.replaced:replaced_since"),
         ),
     ),
     Check(

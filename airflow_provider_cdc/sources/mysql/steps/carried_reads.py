@@ -19,11 +19,11 @@ from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.log import refusals
+from airflow_provider_cdc.sources.mysql.log.replaced import WatchedTables
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, end_of_log, is_before
 from airflow_provider_cdc.sources.mysql.server.privileges import Privileges
 from airflow_provider_cdc.sources.mysql.server.session import RunSettings, session
-from airflow_provider_cdc.sources.mysql.tables.identities.replaced import WatchedTables
 
 
 class CarriesReads:

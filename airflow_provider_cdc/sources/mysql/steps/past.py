@@ -24,12 +24,12 @@ from airflow_provider_cdc.sources.mysql.checks.context import ServerContext, Tab
 from airflow_provider_cdc.sources.mysql.checks.past import REPLACED, REPLICATED, SINCE, STATEMENTS, Past, PastContext
 from airflow_provider_cdc.sources.mysql.checks.settings import SETTINGS
 from airflow_provider_cdc.sources.mysql.log.positions.prefixes import Prefix, prefix_at, prefix_of
+from airflow_provider_cdc.sources.mysql.log.replaced import unaltered_since
 from airflow_provider_cdc.sources.mysql.server.log_history import end_of_log, is_before
 from airflow_provider_cdc.sources.mysql.server.server import CLOCK, identity, with_mark
 from airflow_provider_cdc.sources.mysql.server.session import Connection, session, value
 from airflow_provider_cdc.sources.mysql.steps.snapshot import NO_POSITION, tables_of
 from airflow_provider_cdc.sources.mysql.tables.identities.identity import with_identities
-from airflow_provider_cdc.sources.mysql.tables.identities.replaced import unaltered_since
 from airflow_provider_cdc.sources.mysql.tables.partitions import with_known_at_position
 from airflow_provider_cdc.sources.planning.survey import FINAL_SECONDS, wait_for_clock
 

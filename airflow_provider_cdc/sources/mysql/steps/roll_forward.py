@@ -21,8 +21,10 @@ from airflow_provider_cdc.errors import CdcError, ConfigurationError, ExactnessE
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.checks.past import REPLICATED, PositionContext
 from airflow_provider_cdc.sources.mysql.log import walk_state
+from airflow_provider_cdc.sources.mysql.log.column_eras import NotCarried, PlacedChanges, evolution
 from airflow_provider_cdc.sources.mysql.log.eras import cut
 from airflow_provider_cdc.sources.mysql.log.positions.prefixes import prefix_of
+from airflow_provider_cdc.sources.mysql.log.replaced import replaced_since
 from airflow_provider_cdc.sources.mysql.log.segments import log_segments
 from airflow_provider_cdc.sources.mysql.log.statement_writes import check_writes
 from airflow_provider_cdc.sources.mysql.log.statements.meaning import Effect
@@ -33,8 +35,6 @@ from airflow_provider_cdc.sources.mysql.server.session import Connection, sessio
 from airflow_provider_cdc.sources.mysql.steps.check_identity import check_identity
 from airflow_provider_cdc.sources.mysql.steps.past import resolve
 from airflow_provider_cdc.sources.mysql.tables.cascades import relies_on_log
-from airflow_provider_cdc.sources.mysql.tables.column_eras import NotCarried, PlacedChanges, evolution
-from airflow_provider_cdc.sources.mysql.tables.identities.replaced import replaced_since
 from airflow_provider_cdc.sources.mysql.tables.schema import difference, read_tables
 
 _DIFFERENCES = (

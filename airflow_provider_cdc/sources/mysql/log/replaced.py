@@ -407,6 +407,6 @@ class WatchedTables:
     ) -> None:
         known = noted.among(tables)
         if look_replaced(connection, known, explained):
-            from airflow_provider_cdc.sources.mysql.tables.identities import replaced
+            from airflow_provider_cdc.sources.mysql.log import replaced
 
             replaced.check_not_replaced(settings, connection, noted.place, known, _TRIGGER_NEW_RUN, explained)
