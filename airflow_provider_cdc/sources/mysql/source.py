@@ -36,7 +36,7 @@ from airflow_provider_cdc.sources.mysql.steps import preflight, snapshot
 from airflow_provider_cdc.sources.mysql.steps.carried_reads import CarriesReads, KeepsTables
 from airflow_provider_cdc.sources.mysql.steps.check_identity import check_identity
 from airflow_provider_cdc.sources.mysql.tables import schema, types
-from airflow_provider_cdc.sources.mysql.tables.identities.identity import look_replaced
+from airflow_provider_cdc.sources.mysql.tables.identity import look_replaced
 from airflow_provider_cdc.sources.session.kept_sessions import Kept, keeping, session_of
 
 

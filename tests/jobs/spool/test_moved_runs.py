@@ -18,7 +18,7 @@ from airflow_provider_cdc.jobs.restart import begin_again
 from airflow_provider_cdc.jobs.runtime import source_watch
 from airflow_provider_cdc.jobs.snapshot import table_files
 from airflow_provider_cdc.sources.mysql.log import replaced
-from airflow_provider_cdc.sources.mysql.tables.identities import identity
+from airflow_provider_cdc.sources.mysql.tables import identity
 from harness.lake_readers import iceberg_rows
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer

@@ -37,7 +37,7 @@ from airflow_provider_cdc.sources.mysql.server.log_history import (
     is_before,
 )
 from airflow_provider_cdc.sources.mysql.server.session import Connection, query, table_sql, variables
-from airflow_provider_cdc.sources.mysql.tables.identities.identity import (
+from airflow_provider_cdc.sources.mysql.tables.identity import (
     Explained,
     TableIdentity,
     held,

@@ -29,7 +29,7 @@ from airflow_provider_cdc.sources.mysql.server.log_history import end_of_log, is
 from airflow_provider_cdc.sources.mysql.server.server import CLOCK, identity, with_mark
 from airflow_provider_cdc.sources.mysql.server.session import Connection, session, value
 from airflow_provider_cdc.sources.mysql.steps.snapshot import NO_POSITION, tables_of
-from airflow_provider_cdc.sources.mysql.tables.identities.identity import with_identities
+from airflow_provider_cdc.sources.mysql.tables.identity import with_identities
 from airflow_provider_cdc.sources.mysql.tables.partitions import with_known_at_position
 from airflow_provider_cdc.sources.planning.survey import FINAL_SECONDS, wait_for_clock
 

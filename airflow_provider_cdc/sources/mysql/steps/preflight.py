@@ -17,7 +17,7 @@ from airflow_provider_cdc.sources.mysql.checks.context import RequestContext, Se
 from airflow_provider_cdc.sources.mysql.server.server import durability_warnings, naming_blockers
 from airflow_provider_cdc.sources.mysql.server.session import session
 from airflow_provider_cdc.sources.mysql.tables.cascades import parents_of, with_parents
-from airflow_provider_cdc.sources.mysql.tables.identities.identity import identity_warnings
+from airflow_provider_cdc.sources.mysql.tables.identity import identity_warnings
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables, resolve
 from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, Family, unsupported
 

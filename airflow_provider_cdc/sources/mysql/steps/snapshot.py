@@ -65,7 +65,7 @@ from airflow_provider_cdc.sources.mysql.server.session import (
     variables,
 )
 from airflow_provider_cdc.sources.mysql.tables.cascades import locked_with
-from airflow_provider_cdc.sources.mysql.tables.identities.identity import read_identities, with_identities
+from airflow_provider_cdc.sources.mysql.tables.identity import read_identities, with_identities
 from airflow_provider_cdc.sources.mysql.tables.partitions import with_known_at_position, with_same_identity
 from airflow_provider_cdc.sources.mysql.tables.schema import naming_missing_tables, read_tables
 from airflow_provider_cdc.sources.session.kept_sessions import Kept, session_of

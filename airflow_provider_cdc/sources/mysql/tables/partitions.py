@@ -24,7 +24,7 @@ import pymysql
 from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.tables.table import KNOWN_AT_POSITION, Table, TableName
 from airflow_provider_cdc.sources.mysql.server.session import Connection, query, table_sql
-from airflow_provider_cdc.sources.mysql.tables.identities.identity import TableIdentity, read_identities
+from airflow_provider_cdc.sources.mysql.tables.identity import TableIdentity, read_identities
 from airflow_provider_cdc.sources.mysql.tables.schema import select_of_tables
 
 _ENGINE, _IN_PARTITIONS = "its engine is InnoDB", "all of its rows belong to partitions"

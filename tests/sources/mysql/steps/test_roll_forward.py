@@ -23,7 +23,7 @@ from airflow_provider_cdc.sources.api.log import AT_START, Start
 from airflow_provider_cdc.sources.mysql.server import log_protocol
 from airflow_provider_cdc.sources.mysql.server.session import session
 from airflow_provider_cdc.sources.mysql.source import MysqlSource
-from airflow_provider_cdc.sources.mysql.tables.identities.identity import identity_warnings, read_identities
+from airflow_provider_cdc.sources.mysql.tables.identity import identity_warnings, read_identities
 from harness.mysql_server import MysqlServer
 from harness.pipeline import settings_of
 from tests.soon import soon

@@ -1,4 +1,4 @@
-"""Effects of logged statements on the identity of a table (`sources.mysql.tables.identities.identity`)."""
+"""Effects of logged statements on the identity of a table (`sources.mysql.tables.identity`)."""
 
 from __future__ import annotations
 
