@@ -20,7 +20,7 @@ from typing import Any, Self
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.errors import SourceUnavailable
-from airflow_provider_cdc.sources.postgres.log.pgoutput import Message
+from airflow_provider_cdc.sources.postgres.server.pgoutput import Message
 from airflow_provider_cdc.sources.postgres.server.session import APPLICATION
 from airflow_provider_cdc.sources.postgres.server.session_setup import START
 

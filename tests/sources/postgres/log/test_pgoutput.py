@@ -29,8 +29,9 @@ from airflow_provider_cdc.errors import (
 from airflow_provider_cdc.sources.api.window import DELTA_SCHEMA, TrackedTable
 from airflow_provider_cdc.sources.log.delta import delta_batches
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
-from airflow_provider_cdc.sources.postgres.log import pgoutput, walk_state
+from airflow_provider_cdc.sources.postgres.log import walk_state
 from airflow_provider_cdc.sources.postgres.log.walker import LogWalker
+from airflow_provider_cdc.sources.postgres.server import pgoutput
 from airflow_provider_cdc.sources.postgres.server.session import APPLICATION
 from airflow_provider_cdc.sources.postgres.slots.end_mark import EndMark
 from tests.seeds import seeds
