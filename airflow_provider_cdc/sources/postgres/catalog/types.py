@@ -58,25 +58,7 @@ import pyarrow as pa
 from airflow_provider_cdc.core.options.run import LIST
 from airflow_provider_cdc.core.tables.table import Column, Table
 from airflow_provider_cdc.errors import ConfigurationError
-
-SESSION_SETTINGS: Mapping[str, str] = {
-    "client_encoding": "UTF8",
-    "DateStyle": "ISO, YMD",
-    "IntervalStyle": "iso_8601",
-    "TimeZone": "UTC",
-    "bytea_output": "hex",
-    "extra_float_digits": "3",
-    # Unless the path names pg_temp, the server searches pg_temp (the schema of temporary tables) first.
-    "search_path": "pg_catalog, pg_temp",
-    "standard_conforming_strings": "on",
-    "xmlbinary": "base64",
-    # The setting row_security does not affect how values are printed. With row_security=on, the server would silently
-    # omit rows that a policy hides.
-    "row_security": "off",
-}
-"""The settings of every session that reads tables or the log. They include all settings that determine how output
-functions print a value, except ``lc_monetary``. ``lc_monetary`` determines the currency of ``money``, and keeps the
-value of the database."""
+from airflow_provider_cdc.sources.postgres.server.session import quote
 
 
 class Family(Enum):
@@ -188,11 +170,6 @@ def select_list(table: Table, *, decimals: bool = False) -> str:
     return ", ".join(
         f"{expression} AS {quote(column.name)}" for expression, column in zip(expressions, table.columns, strict=True)
     )
-
-
-def quote(name: str) -> str:
-    """Return ``name`` as a quoted identifier."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def base_type(column: Column) -> tuple[int, int]:

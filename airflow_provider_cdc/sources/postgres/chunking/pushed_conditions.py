@@ -11,7 +11,8 @@ from airflow_provider_cdc.core.filters.literals import value_of
 from airflow_provider_cdc.core.filters.syntax import Literal
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.sources.planning.selections import Pushable, pushed, span
-from airflow_provider_cdc.sources.postgres.catalog.types import ColumnType, Family, column_types, quote
+from airflow_provider_cdc.sources.postgres.catalog.types import ColumnType, Family, column_types
+from airflow_provider_cdc.sources.postgres.server.session import quote
 
 _FAMILIES = {Family.INTEGER: False, Family.DECIMAL: True, Family.DATE: True, Family.TIMESTAMP: True}
 """For each family of columns, whether the columns may have values that the Arrow type cannot represent."""

@@ -38,8 +38,8 @@ from airflow_provider_cdc.errors import (
     TransientError,
 )
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.postgres.catalog import types
 from airflow_provider_cdc.sources.postgres.server import session_setup
+from airflow_provider_cdc.sources.postgres.server.session_variables import SESSION_SETTINGS
 from airflow_provider_cdc.sources.session.trust import trust_in, without_frames
 
 # Keeps libpq's environment variables from changing sessions.
@@ -146,7 +146,7 @@ def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], te
                 f"settings: {message}",
                 where=where,
                 hint="correct the connection's login and its TLS mode, or make the server accept them (pg_hba.conf, "
-                f"ALTER ROLE {types.quote(settings.user)} LOGIN)",
+                f"ALTER ROLE {quote(settings.user)} LOGIN)",
             )
         case "3D000":
             return ConfigurationError(
@@ -156,8 +156,8 @@ def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], te
             return ConfigurationError(
                 message,
                 where=where,
-                hint=f"GRANT CONNECT ON DATABASE {types.quote(settings.database)} TO {types.quote(settings.user)}; to "
-                f"read the log, also ALTER ROLE {types.quote(settings.user)} REPLICATION. If an event trigger ON "
+                hint=f"GRANT CONNECT ON DATABASE {quote(settings.database)} TO {quote(settings.user)}; to "
+                f"read the log, also ALTER ROLE {quote(settings.user)} REPLICATION. If an event trigger ON "
                 "login (PostgreSQL 17 and later) raises this error, grant the privileges that the trigger's "
                 "function needs",
             )
@@ -172,7 +172,7 @@ def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], te
                 f"the server ends each session of this user as soon as the session starts: {message}",
                 where=where,
                 hint="an event trigger ON login (PostgreSQL 17 and later) raises this error. The session has "
-                f"search_path = {types.SESSION_SETTINGS['search_path']}: qualify the names in the trigger's "
+                f"search_path = {SESSION_SETTINGS['search_path']}: qualify the names in the trigger's "
                 "function with their schemas, or ALTER FUNCTION … SET search_path = …; or exclude this "
                 "connection's user in the trigger",
             )
@@ -385,7 +385,7 @@ def value(connection: Connection, expression: str, args: Sequence[Any] | None = 
 
 def quote(*names: str) -> str:
     """Return names as quoted identifiers, joined by dots."""
-    return ".".join(map(types.quote, names))
+    return ".".join('"' + name.replace('"', '""') + '"' for name in names)
 
 
 def literal(text: str) -> str:

@@ -15,7 +15,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from airflow_provider_cdc.sources.postgres.catalog import types
+SESSION_SETTINGS: Mapping[str, str] = {
+    "client_encoding": "UTF8",
+    "DateStyle": "ISO, YMD",
+    "IntervalStyle": "iso_8601",
+    "TimeZone": "UTC",
+    "bytea_output": "hex",
+    "extra_float_digits": "3",
+    # Unless the path names pg_temp, the server searches pg_temp (the schema of temporary tables) first.
+    "search_path": "pg_catalog, pg_temp",
+    "standard_conforming_strings": "on",
+    "xmlbinary": "base64",
+    # The setting row_security does not affect how values are printed. With row_security=on, the server would silently
+    # omit rows that a policy hides.
+    "row_security": "off",
+}
+"""The settings of every session that reads tables or the log. They include all settings that determine how output
+functions print a value, except ``lc_monetary``. ``lc_monetary`` determines the currency of ``money``, and keeps the
+value of the database."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +58,7 @@ PINNED: Mapping[str, Pinned] = {
         name: Pinned(
             value, "the setting decides how the server prints values, or which rows a statement sees (see `types`)"
         )
-        for name, value in types.SESSION_SETTINGS.items()
+        for name, value in SESSION_SETTINGS.items()
     },
     "statement_timeout": Pinned("0", _LIMIT),
     "idle_in_transaction_session_timeout": Pinned("0", _LIMIT),

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sources.postgres import PostgresSource, source
-from airflow_provider_cdc.sources.postgres.catalog.types import SESSION_SETTINGS, arrow_schema, column_types, unmapped
+from airflow_provider_cdc.sources.postgres.catalog.types import arrow_schema, column_types, unmapped
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 from airflow_provider_cdc.sources.postgres.server.session import session
+from airflow_provider_cdc.sources.postgres.server.session_variables import SESSION_SETTINGS
 from harness.postgres_server import PostgresServer
 from tests.seeds import examples
 from tests.sources.postgres.backends import wait_for

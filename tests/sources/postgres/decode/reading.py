@@ -13,9 +13,11 @@ from airflow_provider_cdc.core.options.run import TableOptions
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.postgres.catalog.types import SESSION_SETTINGS, arrow_schema, quote, select_list
+from airflow_provider_cdc.sources.postgres.catalog.types import arrow_schema, select_list
 from airflow_provider_cdc.sources.postgres.decode.columns import finish_batch
 from airflow_provider_cdc.sources.postgres.decode.rows import CopyReader, open_rows
+from airflow_provider_cdc.sources.postgres.server.session import quote
+from airflow_provider_cdc.sources.postgres.server.session_variables import SESSION_SETTINGS
 from harness.postgres_server import SUPERUSER, PostgresServer
 
 _COLUMNS = """

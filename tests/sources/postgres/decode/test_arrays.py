@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
-from airflow_provider_cdc.sources.postgres.catalog.types import arrow_schema, quote
+from airflow_provider_cdc.sources.postgres.catalog.types import arrow_schema
 from airflow_provider_cdc.sources.postgres.chunking.sample import sample
 from airflow_provider_cdc.sources.postgres.decode.columns import split_arrays
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
+from airflow_provider_cdc.sources.postgres.server.session import quote
 from harness.postgres_server import PostgresServer
 from tests.seeds import examples
 from tests.sources.postgres.decode.reading import assert_same, describe, select

@@ -16,9 +16,10 @@ import pytest
 
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import CdcError, DecodeError, SchemaChanged, ValueNotRepresentable
-from airflow_provider_cdc.sources.postgres.catalog.types import arrow_schema, quote
+from airflow_provider_cdc.sources.postgres.catalog.types import arrow_schema
 from airflow_provider_cdc.sources.postgres.decode.columns import finish_batch
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
+from airflow_provider_cdc.sources.postgres.server.session import quote
 from harness.postgres_server import PostgresServer
 from tests.seeds import seeds
 from tests.sources.guarded import guarded

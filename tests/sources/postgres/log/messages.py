@@ -27,7 +27,7 @@ class Change:
 
 def peek(server: PostgresServer, database: str, slot: str, publication: str) -> list[bytes]:
     """All messages that a slot has."""
-    from airflow_provider_cdc.sources.postgres.catalog.types import SESSION_SETTINGS
+    from airflow_provider_cdc.sources.postgres.server.session_variables import SESSION_SETTINGS
 
     with server.connect(database=database) as connection:
         for setting, value in SESSION_SETTINGS.items():
