@@ -14,8 +14,8 @@ from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import needs_log
+from airflow_provider_cdc.sources.postgres.checks.privileges import Privileges
 from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
-from airflow_provider_cdc.sources.postgres.server.privileges import Privileges
 from airflow_provider_cdc.sources.postgres.server.server import identity
 from airflow_provider_cdc.sources.postgres.server.session import Connection
 

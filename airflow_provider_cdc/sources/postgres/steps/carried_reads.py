@@ -34,9 +34,9 @@ from airflow_provider_cdc.sources.postgres.catalog.schema_difference import (
 )
 from airflow_provider_cdc.sources.postgres.catalog.type_catalog import label_oids
 from airflow_provider_cdc.sources.postgres.checks.past import Past
+from airflow_provider_cdc.sources.postgres.checks.privileges import Privileges
 from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
-from airflow_provider_cdc.sources.postgres.server.privileges import Privileges
 from airflow_provider_cdc.sources.postgres.server.session import Connection, session, value
 from airflow_provider_cdc.sources.postgres.slots import slots
 from airflow_provider_cdc.sources.postgres.slots.commits import NoFreeSlot

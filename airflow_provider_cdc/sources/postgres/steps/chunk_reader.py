@@ -33,10 +33,10 @@ from airflow_provider_cdc.sources.postgres.catalog.named_tables import relation_
 from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, RENAMED, REWRITTEN, Leaf, columns_of, leaves
 from airflow_provider_cdc.sources.postgres.catalog.views.safe_views import check_view_read
 from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import MATERIALIZED, VIEW
+from airflow_provider_cdc.sources.postgres.checks.privileges import Privileges
 from airflow_provider_cdc.sources.postgres.chunking.chunks import place
 from airflow_provider_cdc.sources.postgres.chunking.key_ranges import ONE_BY_ONE, KeyLookup
 from airflow_provider_cdc.sources.postgres.chunking.pushed_conditions import pushed_condition
-from airflow_provider_cdc.sources.postgres.server.privileges import Privileges
 from airflow_provider_cdc.sources.postgres.server.session import (
     is_denied,
     literal,
