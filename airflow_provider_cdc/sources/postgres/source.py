@@ -33,14 +33,15 @@ from airflow_provider_cdc.sources.postgres.chunking import chunks, sample
 from airflow_provider_cdc.sources.postgres.server import server, session_setup
 from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.session import session, value
-from airflow_provider_cdc.sources.postgres.slots import (
-    end_mark,
-    run_publication,
-    slots,
+from airflow_provider_cdc.sources.postgres.slots import end_mark, run_publication, slots, transaction_waits
+from airflow_provider_cdc.sources.postgres.steps import (
+    chunk_reader,
+    past,
+    preflight,
+    roll_forward,
+    snapshot,
     standing_slot,
-    transaction_waits,
 )
-from airflow_provider_cdc.sources.postgres.steps import chunk_reader, past, preflight, roll_forward, snapshot
 from airflow_provider_cdc.sources.postgres.steps.carried_reads import CarriesReads
 from airflow_provider_cdc.sources.postgres.steps.check_identity import (
     check_identity,

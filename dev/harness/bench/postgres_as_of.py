@@ -103,7 +103,7 @@ def _find_times(address: Address, begun: datetime, ended: datetime) -> list[floa
     from airflow_provider_cdc.sources.postgres.server.session import session
     from airflow_provider_cdc.sources.postgres.slots.position_of_time import prefix_at
     from airflow_provider_cdc.sources.postgres.slots.standing_record import name_of
-    from airflow_provider_cdc.sources.postgres.slots.standing_slot import usable
+    from airflow_provider_cdc.sources.postgres.steps.standing_slot import usable
 
     with session(address.settings) as connection:
         name = name_of(connection, SLOT)

@@ -35,7 +35,7 @@ MORE_IMPORTS: Mapping[str, int] = {
     "sources.mysql.source": 48,
     "sources.mysql.steps.roll_forward": 24,
     "sources.mysql.steps.snapshot": 30,
-    "sources.postgres.slots.standing_slot": 24,
+    "sources.postgres.steps.standing_slot": 24,
     "sources.postgres.source": 49,
     "sources.postgres.steps.carried_reads": 24,
     "sources.postgres.steps.chunk_reader": 23,

@@ -52,7 +52,7 @@ from airflow_provider_cdc.sources.postgres.slots.standing_record import (
     name_of,
     now,
 )
-from airflow_provider_cdc.sources.postgres.slots.standing_slot import usable
+from airflow_provider_cdc.sources.postgres.steps.standing_slot import usable
 
 _POLL_SECONDS = 0.5
 _WHERE = "parameter as_of"

@@ -18,8 +18,8 @@ from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, Tran
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.server.session import session
-from airflow_provider_cdc.sources.postgres.slots import standing_slot
 from airflow_provider_cdc.sources.postgres.slots.standing_record import now, store
+from airflow_provider_cdc.sources.postgres.steps import standing_slot
 from harness.postgres_binaries import installations
 from tests.conftest import PostgresFactory
 from tests.sources.postgres.standing import OPTIONS, RUN_ID, Kept
@@ -144,7 +144,7 @@ def test_the_slot_gives_up_what_is_older_and_nothing_else(kept: Kept, monkeypatc
     expected = kept.position_of(between, "stock")
     micros = int(between.timestamp() * 1_000_000)
     monkeypatch.setattr(
-        "airflow_provider_cdc.sources.postgres.slots.standing_slot.now", lambda _: micros + 3_600_000_000
+        "airflow_provider_cdc.sources.postgres.steps.standing_slot.now", lambda _: micros + 3_600_000_000
     )
     kept.give_up(hours=1)
     assert str(kept.slot.confirmed) == expected

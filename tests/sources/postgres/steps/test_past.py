@@ -237,7 +237,7 @@ def test_a_time_in_the_future_does_not_hold_the_slot_until_then(
     recent = kept.here()
     # The clock cannot be advanced by an hour, so the hour is set to end at once.
     an_hour_later = int(old.timestamp() * 1_000_000) + 3_600_000_000
-    monkeypatch.setattr("airflow_provider_cdc.sources.postgres.slots.standing_slot.now", lambda _: an_hour_later)
+    monkeypatch.setattr("airflow_provider_cdc.sources.postgres.steps.standing_slot.now", lambda _: an_hour_later)
     kept.give_up(hours=1)
     confirmed = kept.slot.confirmed
     assert confirmed is not None

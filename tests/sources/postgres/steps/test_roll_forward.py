@@ -17,8 +17,9 @@ from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.planning.point import record_point
 from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.session import session
-from airflow_provider_cdc.sources.postgres.slots import commits, slots, standing_slot
+from airflow_provider_cdc.sources.postgres.slots import commits, slots
 from airflow_provider_cdc.sources.postgres.slots.standing_record import KNOWN_DAYS, Mark, alone, now, store
+from airflow_provider_cdc.sources.postgres.steps import standing_slot
 from tests.conftest import PostgresFactory
 from tests.sources.postgres.standing import RUN_ID, Kept
 
