@@ -1,8 +1,8 @@
 """Makes Arrow arrays from the texts in row images. ADBC would make the same arrays from the same values.
 
 So the next step (``columns.finish``) is the same for rows from images and for rows from ADBC. The server's output
-functions write the texts under ``types.SESSION_SETTINGS``: numbers in decimal digits, ``bytea`` in hexadecimal digits,
-and dates in ISO 8601 format, followed by `` BC`` before the year 1.
+functions write the texts under ``session_variables.SESSION_SETTINGS``: numbers in decimal digits, ``bytea`` in
+hexadecimal digits, and dates in ISO 8601 format, followed by `` BC`` before the year 1.
 """
 
 from __future__ import annotations

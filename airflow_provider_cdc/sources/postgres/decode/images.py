@@ -3,7 +3,7 @@
 An image is a TupleData of https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html in which all
 columns are present. It begins with the number of columns (2 bytes). Then it has, for each column, either ``n`` for
 NULL, or ``t``, the length of the text (4 bytes), and the text. All numbers are big-endian. The types' output functions
-write the texts under ``types.SESSION_SETTINGS``. The same row always has the same bytes.
+write the texts under ``session_variables.SESSION_SETTINGS``. The same row always has the same bytes.
 """
 
 from __future__ import annotations
