@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--airflow-url", default="", help="The Airflow that made the runs, such as https://host:8080.")
     values = vars(parser.parse_args(arguments))
     as_json, airflow_url = values.pop("json"), values.pop("airflow_url")
-    from airflow_provider_cdc.core.liveness.proof import no_airflow
+    from airflow_provider_cdc.core.liveness import no_airflow
     from airflow_provider_cdc.hooks.storage import storage_access
     from airflow_provider_cdc.operators.clean import checked_clean, cleaner_of
     from airflow_provider_cdc.operators.planning.dag_run_state import states_by_api

@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyarrow import dataset
 
 from airflow_provider_cdc.core.positions.as_of import parse_position, reaches
-from airflow_provider_cdc.core.positions.history import history_in
+from airflow_provider_cdc.core.positions.facts import history_in
 from airflow_provider_cdc.core.run.feed import feed_schema
 from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT
 from airflow_provider_cdc.core.storage.folder import Storage

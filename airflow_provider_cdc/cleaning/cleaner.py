@@ -14,7 +14,7 @@ from airflow_provider_cdc.cleaning.known_runs import KnownRuns, Rules
 from airflow_provider_cdc.cleaning.leftover_files import SinkOf, StrayFiles, Verifications, temporary_files
 from airflow_provider_cdc.cleaning.run_folders import RunFolders
 from airflow_provider_cdc.cleaning.server_objects import IsOfTarget, ServerObjects, leftovers_on_server
-from airflow_provider_cdc.core.liveness.proof import StateOf, no_airflow
+from airflow_provider_cdc.core.liveness import StateOf, no_airflow
 from airflow_provider_cdc.core.storage.folder import Storage, clock_of
 from airflow_provider_cdc.errors import CdcError, ConfigurationError
 from airflow_provider_cdc.sources.api.source import Source

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from airflow_provider_cdc.core.copies.retention import UNTOLD
-from airflow_provider_cdc.core.liveness.proof import StateOf, Verdict, judge, read_dag_run
+from airflow_provider_cdc.core.liveness import StateOf, Verdict, judge, read_dag_run
 from airflow_provider_cdc.core.run.commit_record import decision_of
 from airflow_provider_cdc.core.run.run import Run, was_told
 from airflow_provider_cdc.core.storage.folder import Storage, entries

@@ -13,7 +13,7 @@ from airflow_provider_cdc.cleaning.known_runs import RUN_ID, KnownRuns, Rules, n
 from airflow_provider_cdc.cleaning.server_objects import ServerObjects
 from airflow_provider_cdc.core.copies import retention
 from airflow_provider_cdc.core.copies.retention import LIFELESS, UNTOLD
-from airflow_provider_cdc.core.liveness.turns import FOLDER as TURNS
+from airflow_provider_cdc.core.liveness import FOLDER as TURNS
 from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT, Manifest
 from airflow_provider_cdc.core.run.run import Run, is_published
 from airflow_provider_cdc.core.storage import records

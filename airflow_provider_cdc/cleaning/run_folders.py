@@ -26,7 +26,7 @@ from airflow_provider_cdc.core.copies.retention import (
     remove_remains,
     tables_of,
 )
-from airflow_provider_cdc.core.liveness.proof import FILE as DAG_RUN
+from airflow_provider_cdc.core.liveness import FILE as DAG_RUN
 from airflow_provider_cdc.core.run.commit_record import decision_of
 from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT
 from airflow_provider_cdc.core.run.run import WORK_FOLDERS, Run, is_published

@@ -8,7 +8,7 @@ from functools import partial
 
 from airflow_provider_cdc.cleaning.findings import Leftover, Removal
 from airflow_provider_cdc.cleaning.known_runs import KnownRuns
-from airflow_provider_cdc.core.liveness.proof import DagRunNames
+from airflow_provider_cdc.core.liveness import DagRunNames
 from airflow_provider_cdc.core.run.run import Run, is_published
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.sources.api.source import Source

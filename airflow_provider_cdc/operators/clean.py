@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
-from airflow_provider_cdc.core.liveness.proof import StateOf, no_airflow
+from airflow_provider_cdc.core.liveness import StateOf, no_airflow
 from airflow_provider_cdc.core.options.declare import declared_in, made_of
 from airflow_provider_cdc.core.options.lake import CleanOptions
 from airflow_provider_cdc.core.storage.uri import lake_of

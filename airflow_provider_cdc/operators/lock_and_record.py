@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowSkipException
 
-from airflow_provider_cdc.core.liveness.proof import note_dag_run
+from airflow_provider_cdc.core.liveness import note_dag_run
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.run.manifest import MissedPast, TablePlan
 from airflow_provider_cdc.core.run.run import Run

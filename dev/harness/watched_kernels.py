@@ -19,7 +19,7 @@ from llvmlite import ir
 from numba.core import cgutils
 from numba.core.lowering import BaseLower
 
-from airflow_provider_cdc.core.kernels import compile as kernel
+from airflow_provider_cdc.core import kernels as kernel
 
 _PACKAGE = "airflow_provider_cdc/"
 _MOST_PLACES = 1 << 20

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.cleaning.cleaner import Cleaner
-from airflow_provider_cdc.core.liveness.proof import DagRunNames, DagRunState, note_dag_run
+from airflow_provider_cdc.core.liveness import DagRunNames, DagRunState, note_dag_run
 from airflow_provider_cdc.core.options.lake import LakeOptions
 from airflow_provider_cdc.core.run.results import ConsolidateResult
 from airflow_provider_cdc.core.run.run import Run

@@ -17,7 +17,7 @@ import pytest
 from airflow_provider_cdc.cleaning import cleaner
 from airflow_provider_cdc.cleaning.cleaner import Cleaner
 from airflow_provider_cdc.cleaning.findings import CleaningReport
-from airflow_provider_cdc.core.liveness.proof import NOT_KNOWN, DagRunNames, DagRunState, note_dag_run
+from airflow_provider_cdc.core.liveness import NOT_KNOWN, DagRunNames, DagRunState, note_dag_run
 from airflow_provider_cdc.core.storage.folder import Storage, clock_of, entries
 from airflow_provider_cdc.jobs.runtime.step import sink_of
 from harness.s3_server import s3_environment

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from airflow_provider_cdc.cleaning.findings import RUN
-from airflow_provider_cdc.core.liveness.proof import DagRunNames, note_dag_run
+from airflow_provider_cdc.core.liveness import DagRunNames, note_dag_run
 from airflow_provider_cdc.core.storage.folder import Storage
 from tests.cleaning.conftest import Target, night_id
 

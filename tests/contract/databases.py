@@ -15,7 +15,7 @@ import psycopg
 import pymysql
 
 from airflow_provider_cdc.core.positions.gtid import GtidSet
-from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from harness.mysql_server import MysqlServer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.core.liveness.proof import DagRunNames, note_dag_run
+from airflow_provider_cdc.core.liveness import DagRunNames, note_dag_run
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from harness.dag_runner import DagRunner

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.run.ledger import FIRST
 from harness.dag_runner import DagRunner, DagRunResult
 from harness.postgres_server import PostgresServer

@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_cdc import clean
 from airflow_provider_cdc.cleaning import cleaner
-from airflow_provider_cdc.core.liveness.proof import DagRunNames, note_dag_run
+from airflow_provider_cdc.core.liveness import DagRunNames, note_dag_run
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.run import Run

@@ -13,7 +13,7 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
-from airflow_provider_cdc.core.liveness.turns import FOLDER
+from airflow_provider_cdc.core.liveness import FOLDER
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.operators.planning import dag_run_state

@@ -18,7 +18,7 @@ import pytest
 
 from airflow_provider_cdc.core.positions.facts import Facts, source_of
 from airflow_provider_cdc.core.positions.gtid import GtidSet
-from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.run.run import SCRATCH
 from airflow_provider_cdc.core.run.staging import Staging
 from airflow_provider_cdc.core.storage import durable

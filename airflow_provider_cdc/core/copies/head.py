@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any
 
-from airflow_provider_cdc.core.positions.history import Trace, number_in
+from airflow_provider_cdc.core.positions.facts import Trace, number_in
 from airflow_provider_cdc.core.positions.kinds import KINDS, Kind, parse_position
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.storage import records
@@ -29,7 +29,7 @@ class Copy:
     in `Selection`. Records of earlier versions have only the run's id and the initial position. ``changes`` is the
     record of the changes between the previous copy and this copy, as `sinks.feeds` writes it. ``feed_gap`` is the
     record of the gap in the changes before this copy, from `sinks.feeds`, too. ``history`` is the result of
-    `core.positions.history.history_fields`. ``shards`` has one object for each shard of a merged table, with its name
+    `core.positions.facts.history_fields`. ``shards`` has one object for each shard of a merged table, with its name
     (``shard``) and ``rows``; the objects in ``files`` then also name their ``shard``. If its shards are in several
     sources, ``positions`` has the position of each source (`core.shards.copy_tables`), and ``position`` is empty.
     ``more`` has the fields that a later version added. These fields are kept when the record is written again.

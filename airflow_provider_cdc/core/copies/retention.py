@@ -149,7 +149,7 @@ def expired(
 
     A copy is expired if it is older than the newest ``keep`` copies of its table, and was published at least ``days``
     days before ``run``. The copy of ``run``, which is published, is the first of the newest copies. Copies of ended
-    histories are older than all copies of the present history (`core.positions.history`).
+    histories are older than all copies of the present history (`core.positions.facts`).
 
     If a table's latest copy is not the copy of ``run``, the result has no copies of this table. The run that made the
     latest copy removes them.

@@ -60,7 +60,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from airflow_provider_cdc.core.digest.totals import NAME, Digest
-from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, bytes_of, inner, kernel, load64, load_le
+from airflow_provider_cdc.core.kernels import Bytes, Int64s, bytes_of, inner, kernel, load64, load_le
 
 # Kernels that hash rows, column by column, by the definition above.
 #

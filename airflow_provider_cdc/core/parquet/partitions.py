@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, bytes_of, inner, kernel, load8
+from airflow_provider_cdc.core.kernels import Bytes, Int64s, bytes_of, inner, kernel, load8
 from airflow_provider_cdc.core.parquet.file_stats import FileStats
 from airflow_provider_cdc.core.parquet.writer import ROW_GROUP_BYTES, ParquetWriter, StagedFile
 from airflow_provider_cdc.core.storage.folder import Storage

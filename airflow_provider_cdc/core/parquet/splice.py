@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from airflow_provider_cdc.core.parquet.key_range import key_range
+from airflow_provider_cdc.core.parquet.file_stats import key_range
 from airflow_provider_cdc.core.parquet.lake_types import has_field_ids
 from airflow_provider_cdc.core.parquet.writer import (
     COMPRESSION,

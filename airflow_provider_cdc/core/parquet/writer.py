@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from airflow_provider_cdc.core.digest.totals import Digest
-from airflow_provider_cdc.core.parquet.file_stats import file_stats
-from airflow_provider_cdc.core.parquet.key_range import key_range
+from airflow_provider_cdc.core.parquet.file_stats import file_stats, key_range
 from airflow_provider_cdc.core.parquet.lake_types import has_field_ids
 from airflow_provider_cdc.core.storage.folder import Storage
 

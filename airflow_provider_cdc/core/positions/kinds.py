@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from airflow_provider_cdc.core.positions.gtid import GtidSet
-from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.core.positions.position import Position
+from airflow_provider_cdc.core.positions.position import Lsn, Position
 from airflow_provider_cdc.errors import PositionError
 
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.core.options.run import TEXT, StepOptions, TableOptions
-from airflow_provider_cdc.core.positions.facts import Facts, source_of
-from airflow_provider_cdc.core.positions.history import History, history_fields
+from airflow_provider_cdc.core.positions.facts import Facts, History, history_fields, source_of
 from airflow_provider_cdc.core.positions.kinds import parse_position
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.tables.selection import WHOLE, Selection

@@ -30,7 +30,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, bytes_of, inner, kernel
+from airflow_provider_cdc.core.kernels import Bytes, Int64s, bytes_of, inner, kernel
+from airflow_provider_cdc.core.tables.table import Table
 
 _LARGEST = 2**31 - 1
 
@@ -240,3 +241,9 @@ def _hash(data: Bytes, offsets: Int64s, count: int, out: Bytes) -> None:
         for at in range(offsets[row], offsets[row + 1]):
             value = np.uint32((value ^ np.uint32(data[at])) * np.uint32(16777619))
         out[row] = ((value >> np.uint32(16)) ^ value) % np.uint32(count)
+
+
+def published_keys(table: Table, rows: pa.RecordBatch) -> pa.BinaryArray:
+    """Return the canonical bytes of the published rows of a keyless table. All columns together identify a row of a
+    keyless table."""
+    return encode(rows, table.published_columns)

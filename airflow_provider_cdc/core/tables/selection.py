@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_cdc.core.filters.syntax import Term
+from airflow_provider_cdc.core.filters.parser import Term
 from airflow_provider_cdc.errors import ConfigurationError
 
 _DIGITS = 16

@@ -33,7 +33,7 @@ def with_shards(
     if not shards:
         return initial
     # These modules are imported only here, because they import Arrow, which is slow and not needed without shards.
-    from airflow_provider_cdc.core.tables.merged import columns_of, differences, shard_of
+    from airflow_provider_cdc.core.tables.published import columns_of, differences, shard_of
 
     found: dict[TableName, list[tuple[Table, tuple[MergedColumn, ...]]]] = {}
     for table in initial.tables:

@@ -22,7 +22,7 @@ from airflow_provider_cdc.core.copies.head import (
     trace_of,
 )
 from airflow_provider_cdc.core.copies.retention import copy_of, tables_of
-from airflow_provider_cdc.core.positions.history import (
+from airflow_provider_cdc.core.positions.facts import (
     KEPT,
     Finding,
     History,

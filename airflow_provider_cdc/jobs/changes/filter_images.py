@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.core.tables.merged import merged_rows
-from airflow_provider_cdc.core.tables.published import matching, published_keys
+from airflow_provider_cdc.core.tables.published import matching, merged_rows
+from airflow_provider_cdc.core.tables.row_bytes import published_keys
 from airflow_provider_cdc.core.tables.table import Column, Table
 from airflow_provider_cdc.core.tables.value_range import ValueRange
 from airflow_provider_cdc.errors import ValueNotRepresentable

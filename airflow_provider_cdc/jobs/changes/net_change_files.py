@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from airflow_provider_cdc.core.kernels.compile import Bytes, Int32s, Int64s, bytes_of, inner, kernel, same_bytes
+from airflow_provider_cdc.core.kernels import Bytes, Int32s, Int64s, bytes_of, inner, kernel, same_bytes
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables import row_bytes

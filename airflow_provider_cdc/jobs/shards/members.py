@@ -14,18 +14,21 @@ from airflow_provider_cdc.core.run.commit_record import Decision, decision_of
 from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT
 from airflow_provider_cdc.core.run.run import Run, is_published, run_id_in
 from airflow_provider_cdc.core.run.staging import StagedFile
-from airflow_provider_cdc.core.shards.across import PartOfMerged, unfit_as_of, unfit_sources, unlike_sources
 from airflow_provider_cdc.core.shards.copy_tables import CopyTables, merged_source, position_entry
 from airflow_provider_cdc.core.shards.published import published_copies
 from airflow_provider_cdc.core.shards.union import (
     Member,
     MemberAsked,
+    PartOfMerged,
     Union,
     UnionCopy,
     UnionRequest,
     member_lake,
     member_place,
     shard_name,
+    unfit_as_of,
+    unfit_sources,
+    unlike_sources,
 )
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.uri import LakeUri

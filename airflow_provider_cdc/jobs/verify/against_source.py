@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.options.run import StepOptions, TableOptions
-from airflow_provider_cdc.core.positions.history import HistoryRelation, Trace
+from airflow_provider_cdc.core.positions.facts import HistoryRelation, Trace
 from airflow_provider_cdc.core.positions.kinds import parse_position
 from airflow_provider_cdc.core.run.manifest import Manifest
 from airflow_provider_cdc.core.storage.folder import Storage

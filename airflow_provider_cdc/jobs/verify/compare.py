@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.digest.digest import Digest, UInt64s, row_hashes
-from airflow_provider_cdc.core.kernels.compile import Int64s, kernel
+from airflow_provider_cdc.core.kernels import Int64s, kernel
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.plain_value import plain_value
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks

@@ -67,7 +67,7 @@ class CheckMergedOperator(TargetOperator):
     @accessing_storage
     def execute(self, context: Context) -> None:
         # This module is imported only here, because it imports Arrow, which is slow, and Airflow parses DAGs often.
-        from airflow_provider_cdc.core.shards.across import PartOfMerged, unfit_as_of, unfit_sources, unlike_sources
+        from airflow_provider_cdc.core.shards.union import PartOfMerged, unfit_as_of, unfit_sources, unlike_sources
 
         self.allowed.check("", self.target)
         what, hint = unfit_sources({source: _source(source) for source in self.source_conn_ids})

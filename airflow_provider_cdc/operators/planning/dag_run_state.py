@@ -15,8 +15,15 @@ from urllib.parse import quote, urlsplit
 
 from airflow.configuration import conf
 
-from airflow_provider_cdc.core.liveness.proof import NOT_KNOWN, DagRunNames, DagRunState, StateOf
-from airflow_provider_cdc.core.liveness.turns import Other, TableTurn, Turns
+from airflow_provider_cdc.core.liveness import (
+    NOT_KNOWN,
+    DagRunNames,
+    DagRunState,
+    Other,
+    StateOf,
+    TableTurn,
+    Turns,
+)
 from airflow_provider_cdc.core.options.run import ALLOW, WAIT, ConcurrencyOptions
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import TableName

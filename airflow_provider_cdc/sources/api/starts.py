@@ -10,8 +10,7 @@ from typing import ClassVar, Self
 
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
 from airflow_provider_cdc.core.positions.as_of import AsOf
-from airflow_provider_cdc.core.positions.facts import Facts
-from airflow_provider_cdc.core.positions.history import Finding, HistoryRelation, Trace
+from airflow_provider_cdc.core.positions.facts import Facts, Finding, HistoryRelation, Trace
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, copy_bytes, inner, kernel
+from airflow_provider_cdc.core.kernels import Bytes, Int64s, copy_bytes, inner, kernel
 from airflow_provider_cdc.sources.api.window import CHANGE_SCHEMA, Committed, TrackedTable
 from airflow_provider_cdc.sources.log.delta import order_base
 

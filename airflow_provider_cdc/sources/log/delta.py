@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, copy_bytes, kernel
+from airflow_provider_cdc.core.kernels import Bytes, Int64s, copy_bytes, kernel
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.sources.api.window import BUCKETS, DELTA_SCHEMA, TrackedTable

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from airflow_provider_cdc.core.kernels.compile import (
+from airflow_provider_cdc.core.kernels import (
     Bytes,
     Int64s,
 )

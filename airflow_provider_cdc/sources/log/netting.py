@@ -36,7 +36,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.kernels.compile import (
+from airflow_provider_cdc.core.kernels import (
     Bytes,
     Int32s,
     Int64s,

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from airflow_provider_cdc.core.filters.syntax import AND, COMPARISONS, CONSTANT, IN, IS_NULL, NOT, OR, Literal, Term
+from airflow_provider_cdc.core.filters.parser import AND, COMPARISONS, CONSTANT, IN, IS_NULL, NOT, OR, Literal, Term
 from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.tables.selection import WHOLE, Selection, selection_of
 from airflow_provider_cdc.core.tables.table import Parts, Table, TableName
@@ -165,7 +165,7 @@ def _problems(
 ) -> list[Problem]:
     """Return the problems of the requested part of a table."""
     # This module is imported only here, because it imports Arrow, which is slow and not needed for whole tables.
-    from airflow_provider_cdc.core.filters.literals import problems, unknown_column
+    from airflow_provider_cdc.core.filters.evaluator import problems, unknown_column
     from airflow_provider_cdc.core.filters.parser import place_in
 
     all_problems = []

@@ -172,7 +172,7 @@ def _shards_of(
 ) -> tuple[dict[TableName, Shard], list[Problem]]:
     """Return the shards of one merged table, with the columns that they share, or the problems."""
     # This module is imported only here, because it imports Arrow, which is slow and not needed without merged tables.
-    from airflow_provider_cdc.core.tables.merged import columns_of, differences, shard_of
+    from airflow_provider_cdc.core.tables.published import columns_of, differences, shard_of
 
     where = f"{_MERGE}, {name}"
     plans = sorted(plans, key=lambda plan: plan.table)

@@ -12,10 +12,8 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.options.run import AS_DECLARED, LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.positions.as_of import AsOf
-from airflow_provider_cdc.core.positions.facts import Facts
-from airflow_provider_cdc.core.positions.history import Finding, Trace
-from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.core.positions.position import LogEnd, Position
+from airflow_provider_cdc.core.positions.facts import Facts, Finding, Trace
+from airflow_provider_cdc.core.positions.position import LogEnd, Lsn, Position
 from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Era, Evolution, Parts, Table, TableName, whole_tables

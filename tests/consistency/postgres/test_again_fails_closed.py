@@ -16,8 +16,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.copies.head import decode_copy
 from airflow_provider_cdc.core.options.run import LockPolicy
-from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.core.positions.position import LogEnd
+from airflow_provider_cdc.core.positions.position import LogEnd, Lsn
 from airflow_provider_cdc.errors import CdcError, CopyMismatch, ExactnessError, LogGone, SchemaChanged
 from airflow_provider_cdc.jobs.snapshot import reread_passes
 from airflow_provider_cdc.jobs.snapshot import step as snapshot

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.errors import PreflightError
 from airflow_provider_cdc.jobs.runtime import retry
 from airflow_provider_cdc.lake import open_dataset, read_changes, read_latest

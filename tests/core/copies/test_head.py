@@ -10,8 +10,7 @@ import pytest
 from airflow_provider_cdc.core.copies.head import decode_copy, encode_copy, is_newer, is_of_another_source
 from airflow_provider_cdc.core.copies.retention import copy_of
 from airflow_provider_cdc.core.positions.as_of import parse_position
-from airflow_provider_cdc.core.positions.facts import Facts, source_of
-from airflow_provider_cdc.core.positions.history import History
+from airflow_provider_cdc.core.positions.facts import Facts, History, source_of
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage

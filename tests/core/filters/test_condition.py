@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.filters.evaluator import holds
-from airflow_provider_cdc.core.filters.literals import problems
+from airflow_provider_cdc.core.filters.evaluator import holds, problems
 from airflow_provider_cdc.core.filters.parser import parse
 from airflow_provider_cdc.core.storage.records import decode, encode
 from airflow_provider_cdc.core.tables.selection import Selection, selection_of

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import airflow_provider_cdc
-from airflow_provider_cdc.core.kernels.compile import (
+from airflow_provider_cdc.core.kernels import (
     Bytes,
     Int64s,
     copy_bytes,
@@ -70,7 +70,7 @@ def test_the_second_process_compiles_nothing_unless_the_sources_have_changed(pac
     with zipfile.ZipFile(package_zip) as source, zipfile.ZipFile(changed, "w") as target:
         for name in source.namelist():
             # A module that the kernel's own module imports.
-            more = b"# changed" if name.endswith("core/kernels/compile.py") else b""
+            more = b"# changed" if name.endswith("core/kernels.py") else b""
             target.writestr(name, source.read(name) + more)
     place = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     assert run(package_zip, tmp_path, **place) == "hits 0"

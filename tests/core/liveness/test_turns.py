@@ -13,8 +13,15 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.core.copies import retention
-from airflow_provider_cdc.core.liveness.proof import NOT_KNOWN, DagRunNames, DagRunState, note_dag_run
-from airflow_provider_cdc.core.liveness.turns import FOLDER, TableTurn, Turns
+from airflow_provider_cdc.core.liveness import (
+    FOLDER,
+    NOT_KNOWN,
+    DagRunNames,
+    DagRunState,
+    TableTurn,
+    Turns,
+    note_dag_run,
+)
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_cdc.core.parquet.key_range import key_range
+from airflow_provider_cdc.core.parquet.file_stats import key_range
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ import pytest
 from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.kinds import KINDS, parse_position
-from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.core.positions.position import Position
+from airflow_provider_cdc.core.positions.position import Lsn, Position
 from airflow_provider_cdc.core.run.manifest import Base, Manifest
 from airflow_provider_cdc.core.run.results import SNAPSHOT
 from airflow_provider_cdc.core.run.run import Run

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.copies.head import Copy, decode_copy, encode_copy, is_newer, is_of_another_source
-from airflow_provider_cdc.core.shards.across import unfit_as_of, unfit_sources
 from airflow_provider_cdc.core.shards.copy_tables import merged_source, position_entry
 from airflow_provider_cdc.core.shards.union import (
     Member,
@@ -19,6 +18,8 @@ from airflow_provider_cdc.core.shards.union import (
     missing_shards,
     read_commit,
     record_commit,
+    unfit_as_of,
+    unfit_sources,
 )
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import ManifestError

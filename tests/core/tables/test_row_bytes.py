@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.kernels.compile import digest
+from airflow_provider_cdc.core.kernels import digest
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.row_bytes import encode
 from tests.seeds import examples

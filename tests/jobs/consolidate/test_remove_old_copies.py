@@ -18,7 +18,7 @@ import pytest
 
 from airflow_provider_cdc.core.copies import retention
 from airflow_provider_cdc.core.copies.removal import check_not_removed, mark, read_removed
-from airflow_provider_cdc.core.positions.history import History, Superseded
+from airflow_provider_cdc.core.positions.facts import History, Superseded
 from airflow_provider_cdc.core.run.commit_record import decision_of
 from airflow_provider_cdc.core.run.ledger import FIRST
 from airflow_provider_cdc.core.run.results import CONSOLIDATE

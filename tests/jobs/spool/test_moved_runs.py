@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.options.lake import LakeOptions
-from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.jobs.restart import begin_again
 from airflow_provider_cdc.jobs.runtime import source_watch

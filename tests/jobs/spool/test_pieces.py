@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.options.run import LogOptions
-from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.core.positions.position import LogEnd
+from airflow_provider_cdc.core.positions.position import LogEnd, Lsn
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.staging import Staging
 from airflow_provider_cdc.core.storage import records

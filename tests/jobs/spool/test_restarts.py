@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.run.manifest import InitialPoint, Manifest
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.jobs.restart import begin_again

@@ -15,7 +15,7 @@ from pyiceberg.table.update.snapshot import _OverwriteFiles
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import StringType
 
-from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.errors import ConfigurationError, FileDamaged, ManifestError
 from airflow_provider_cdc.sinks.iceberg.cut_reading import read_cut
 from airflow_provider_cdc.sinks.iceberg.producer import files_of

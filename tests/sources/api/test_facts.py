@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.positions.facts import Facts, Reached
-from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.core.positions.position import LogEnd
+from airflow_provider_cdc.core.positions.position import LogEnd, Lsn
 from airflow_provider_cdc.core.run.manifest import FORMAT, Manifest
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.spool_chain import Link

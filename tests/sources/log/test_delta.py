@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.tables import net_change
 from airflow_provider_cdc.core.tables.net_change import Change
 from airflow_provider_cdc.core.tables.row_bytes import buckets, encode

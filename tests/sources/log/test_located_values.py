@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.kernels.compile import Bytes, Int32s, Int64s, bytes_of
+from airflow_provider_cdc.core.kernels import Bytes, Int32s, Int64s, bytes_of
 from airflow_provider_cdc.sources.log.netting import OVERRUN, Located, copy_values
 from tests.sources.guarded import guarded
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, copy_bytes, kernel
+from airflow_provider_cdc.core.kernels import Bytes, Int64s, copy_bytes, kernel
 from airflow_provider_cdc.sources.log import net_change
 from airflow_provider_cdc.sources.log.net_change import NetChange
 from airflow_provider_cdc.sources.log.netting import (

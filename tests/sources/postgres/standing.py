@@ -9,8 +9,7 @@ from typing import Any
 
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
 from airflow_provider_cdc.core.positions import as_of
-from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.core.positions.position import Position
+from airflow_provider_cdc.core.positions.position import Lsn, Position
 from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.sources.postgres import PostgresSource

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pymysql
 
-from airflow_provider_cdc.core.filters.literals import value_of
-from airflow_provider_cdc.core.filters.syntax import Literal
+from airflow_provider_cdc.core.filters.evaluator import value_of
+from airflow_provider_cdc.core.filters.parser import Literal
 from airflow_provider_cdc.core.tables.chunk import KeyValue
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import Problem

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.kernels.compile import Bytes, Int32s, Int64s, bytes_of, copy_bytes, kernel, load8
+from airflow_provider_cdc.core.kernels import Bytes, Int32s, Int64s, bytes_of, copy_bytes, kernel, load8
 from airflow_provider_cdc.core.tables.table import Era, Table
 from airflow_provider_cdc.errors import DecodeError
 from airflow_provider_cdc.sources.mysql.decode.images import decode_images, image_layout, locate_images

@@ -11,7 +11,7 @@ import pymysql
 from pymysql import err
 from pymysql.constants import CR, SERVER_STATUS
 
-from airflow_provider_cdc.core.kernels.compile import (
+from airflow_provider_cdc.core.kernels import (
     Bytes,
     Int32s,
     Int64s,

@@ -16,7 +16,7 @@ import numpy as np
 import pymysql
 from pymysql.protocol import MysqlPacket
 
-from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, copy_bytes, inner, kernel, load8, load32, load64
+from airflow_provider_cdc.core.kernels import Bytes, Int64s, copy_bytes, inner, kernel, load8, load32, load64
 from airflow_provider_cdc.errors import DecodeError, LogGone, SourceUnavailable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.server.driver import mapped_errors

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from airflow_provider_cdc.core.kernels.compile import Bytes, Int32s, Int64s
+from airflow_provider_cdc.core.kernels import Bytes, Int32s, Int64s
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.sources.api.window import TrackedTable

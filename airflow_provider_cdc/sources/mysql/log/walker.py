@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 import zstandard
 
-from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, kernel
+from airflow_provider_cdc.core.kernels import Bytes, Int64s, kernel
 from airflow_provider_cdc.core.positions.gtid import Gtid, GtidSet
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import CdcError

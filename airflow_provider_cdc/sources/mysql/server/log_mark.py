@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
+from airflow_provider_cdc.core.positions.facts import Finding, HistoryRelation, Trace
 from airflow_provider_cdc.core.positions.gtid import GtidSet
-from airflow_provider_cdc.core.positions.history import Finding, HistoryRelation, Trace
 from airflow_provider_cdc.errors import LogGone, PositionError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.server import log_protocol

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from airflow_provider_cdc.core.options.run import TableOptions
-from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import Problem

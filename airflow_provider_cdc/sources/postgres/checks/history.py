@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from airflow_provider_cdc.core.checks import Check, Moment, Raised
-from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.errors import ExactnessError, LogGone, Problem, SourceReplaced
 from airflow_provider_cdc.sources.postgres.checks.context import RunContext
 from airflow_provider_cdc.sources.postgres.server.facts import PublicationState

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from airflow_provider_cdc.core.checks import Check, Moment
 from airflow_provider_cdc.core.positions.as_of import AsOf
-from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import identity_problem

@@ -7,8 +7,8 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
-from airflow_provider_cdc.core.filters.literals import value_of
-from airflow_provider_cdc.core.filters.syntax import Literal
+from airflow_provider_cdc.core.filters.evaluator import value_of
+from airflow_provider_cdc.core.filters.parser import Literal
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.sources.planning.selections import Pushable, pushed, span
 from airflow_provider_cdc.sources.postgres.catalog.types import ColumnType, Family, column_types

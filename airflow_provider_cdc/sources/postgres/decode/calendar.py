@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_provider_cdc.core.kernels.compile import inner
+from airflow_provider_cdc.core.kernels import inner
 
 DAY_MICROS = 86_400_000_000
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.core.kernels.compile import (
+from airflow_provider_cdc.core.kernels import (
     Bytes,
     Int32s,
     Int64s,

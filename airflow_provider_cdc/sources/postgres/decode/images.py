@@ -13,7 +13,7 @@ from collections.abc import Collection
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.kernels.compile import Bytes, Int32s, Int64s, bytes_of, kernel, load8, load16be, load32be
+from airflow_provider_cdc.core.kernels import Bytes, Int32s, Int64s, bytes_of, kernel, load8, load16be, load32be
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import DecodeError
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue, naming_key

@@ -16,7 +16,7 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 
-from airflow_provider_cdc.core.kernels.compile import (
+from airflow_provider_cdc.core.kernels import (
     Bytes,
     Int32s,
     Int64s,

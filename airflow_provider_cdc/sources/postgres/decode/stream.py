@@ -12,7 +12,7 @@ from contextlib import suppress
 import numpy as np
 import psycopg
 
-from airflow_provider_cdc.core.kernels.compile import Bytes, Int32s, Int64s, kernel, load8, load16be, load32be
+from airflow_provider_cdc.core.kernels import Bytes, Int32s, Int64s, kernel, load8, load16be, load32be
 from airflow_provider_cdc.errors import DecodeError
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
 

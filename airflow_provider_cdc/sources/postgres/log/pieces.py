@@ -11,8 +11,7 @@ from contextlib import closing
 
 import psycopg
 
-from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.core.positions.position import LogEnd, Position
+from airflow_provider_cdc.core.positions.position import LogEnd, Lsn, Position
 from airflow_provider_cdc.errors import LogGone
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.log import Waiting

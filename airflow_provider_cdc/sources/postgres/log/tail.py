@@ -15,8 +15,7 @@ from itertools import chain
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.core.positions.position import LogEnd
+from airflow_provider_cdc.core.positions.position import LogEnd, Lsn
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import DecodeError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings

@@ -5,7 +5,7 @@ for each column of a tuple: the position of the field's letter, and the field's 
 
 from __future__ import annotations
 
-from airflow_provider_cdc.core.kernels.compile import (
+from airflow_provider_cdc.core.kernels import (
     Bytes,
     Int32s,
     Int64s,

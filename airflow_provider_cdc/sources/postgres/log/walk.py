@@ -12,7 +12,7 @@ Formats: https://www.postgresql.org/docs/current/protocol-logicalrep-message-for
 
 from __future__ import annotations
 
-from airflow_provider_cdc.core.kernels.compile import (
+from airflow_provider_cdc.core.kernels import (
     Bytes,
     Int32s,
     Int64s,

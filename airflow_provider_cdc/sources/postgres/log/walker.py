@@ -13,8 +13,8 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.kernels.compile import Bytes, Int32s, Int64s, bytes_of, kernel
-from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.kernels import Bytes, Int32s, Int64s, bytes_of, kernel
+from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import (
     CdcError,

@@ -16,7 +16,7 @@ from airflow_provider_cdc.core.positions.facts import (
     Facts,
     Reached,
 )
-from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import Lsn
 
 MEANING = "lc_monetary"
 """The setting that determines the currency of ``money`` values. Each database has its own value, which must not change

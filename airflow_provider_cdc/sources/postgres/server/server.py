@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import psycopg
 
-from airflow_provider_cdc.core.positions.history import Finding, HistoryRelation, Trace
-from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.facts import Finding, HistoryRelation, Trace
+from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.counted import duration
 from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, TerminalError

@@ -17,8 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.core.positions.position import LogEnd
+from airflow_provider_cdc.core.positions.position import LogEnd, Lsn
 from airflow_provider_cdc.errors import SourceUnavailable
 from airflow_provider_cdc.sources.postgres.server.pgoutput import Message
 from airflow_provider_cdc.sources.postgres.server.session import APPLICATION

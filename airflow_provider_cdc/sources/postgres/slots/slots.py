@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 import psycopg
 
-from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, SourceUnavailable, TransientError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.starts import PUBLICATION, SLOT, KeptObject

@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.counted import duration
 from airflow_provider_cdc.errors import CdcError, LockNotGranted
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings

@@ -17,8 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airflow_provider_cdc.core.positions.facts import Facts
-from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.core.positions.position import LogEnd, Position
+from airflow_provider_cdc.core.positions.position import LogEnd, Lsn, Position
 from airflow_provider_cdc.core.tables.table import Column, Evolution, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError, SchemaChanged
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings

@@ -9,7 +9,7 @@ from datetime import datetime
 from airflow_provider_cdc.core.checks import Moment, problems_of
 from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.gtid import GtidSet
-from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import ConfigurationError, ExactnessError, SchemaChanged

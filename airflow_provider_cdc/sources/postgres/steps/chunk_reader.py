@@ -12,7 +12,7 @@ import adbc_driver_manager
 import psycopg
 import pyarrow as pa
 
-from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.counted import format_count

@@ -21,7 +21,7 @@ from functools import partial
 
 from airflow_provider_cdc.core.checks import Check, Moment, problems_of
 from airflow_provider_cdc.core.options.run import LockPolicy
-from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import (

@@ -17,7 +17,7 @@ import psycopg
 
 from airflow_provider_cdc.core.checks import Moment, problems_of
 from airflow_provider_cdc.core.options.run import FULL, StepOptions
-from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.tables.table import Table

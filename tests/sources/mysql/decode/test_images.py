@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.core.kernels.compile import bytes_of
+from airflow_provider_cdc.core.kernels import bytes_of
 from airflow_provider_cdc.core.options.run import TableOptions
 from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
 from airflow_provider_cdc.sources.mysql.decode.images import (

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.core.kernels.compile import bytes_of
+from airflow_provider_cdc.core.kernels import bytes_of
 from airflow_provider_cdc.core.options.run import TableOptions
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import (

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.kernels.compile import bytes_of
+from airflow_provider_cdc.core.kernels import bytes_of
 from airflow_provider_cdc.core.options.run import TableOptions
 from airflow_provider_cdc.core.tables.row_bytes import encode
 from airflow_provider_cdc.core.tables.table import Column, Table

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, bytes_of, kernel
+from airflow_provider_cdc.core.kernels import Bytes, Int64s, bytes_of, kernel
 from airflow_provider_cdc.core.positions.gtid import Gtid, GtidSet
 from airflow_provider_cdc.core.tables.net_change import Change, net, net_counts
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName

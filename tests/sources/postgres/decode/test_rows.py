@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s
+from airflow_provider_cdc.core.kernels import Bytes, Int64s
 from airflow_provider_cdc.errors import ConfigurationError, DecodeError, SourceUnavailable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.decode import stream

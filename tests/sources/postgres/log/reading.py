@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from airflow_provider_cdc.core.options.run import LockPolicy
-from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.core.positions.position import LogEnd
+from airflow_provider_cdc.core.positions.position import LogEnd, Lsn
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable

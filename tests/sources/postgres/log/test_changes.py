@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.sources.api.window import CHANGE_SCHEMA, TrackedTable
 from airflow_provider_cdc.sources.log import changes as held
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images

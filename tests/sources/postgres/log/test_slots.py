@@ -11,8 +11,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.core.positions.position import LogEnd
+from airflow_provider_cdc.core.positions.position import LogEnd, Lsn
 from airflow_provider_cdc.errors import (
     ConfigurationError,
     LogGone,

@@ -10,9 +10,8 @@ import pytest
 
 from airflow_provider_cdc.core.copies.head import Copy, encode_copy
 from airflow_provider_cdc.core.options.run import LockPolicy
-from airflow_provider_cdc.core.positions.facts import Facts, source_of
-from airflow_provider_cdc.core.positions.history import History, HistoryRelation, Trace, history_fields
-from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.facts import Facts, History, HistoryRelation, Trace, history_fields, source_of
+from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.run.manifest import InitialPoint
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import ExactnessError, LogGone, PreflightError, SourceReplaced

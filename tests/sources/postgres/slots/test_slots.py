@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.options.run import LockPolicy
-from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.run.manifest import InitialPoint
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import LockNotGranted, LogGone, PreflightError, TransientError

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from airflow_provider_cdc.core.options.run import LockPolicy
-from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.storage.records import digest_of
 from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, TransientError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.sources.postgres.steps.check_identity import has_reached
 from tests.conftest import PostgresFactory
 from tests.sources.postgres.log.reading import settings as settings_of

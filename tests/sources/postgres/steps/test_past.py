@@ -16,8 +16,7 @@ import pytest
 from airflow_provider_cdc.core.options.run import StepOptions, TableOptions
 from airflow_provider_cdc.core.positions import as_of
 from airflow_provider_cdc.core.positions.facts import Facts
-from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.core.positions.position import Position
+from airflow_provider_cdc.core.positions.position import Lsn, Position
 from airflow_provider_cdc.errors import CdcError, LockNotGranted, PreflightError, SourceUnavailable
 from airflow_provider_cdc.sources.api.log import AT_START, Start
 from airflow_provider_cdc.sources.api.window import TrackedTable

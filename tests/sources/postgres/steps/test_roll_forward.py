@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from airflow_provider_cdc.core.positions.facts import Facts
-from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.errors import LogGone, PreflightError, SourceReplaced, TransientError
 from airflow_provider_cdc.sources.api.log import AT_START, Start

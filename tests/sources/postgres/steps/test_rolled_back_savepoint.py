@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.tables.table import Evolution, TableName
 from harness.errors import HarnessError
 from harness.postgres_contrib import MAJOR, contrib_options

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.kernels.compile import bytes_of, inner, kernel, load16, load32, load64
+from airflow_provider_cdc.core.kernels import bytes_of, inner, kernel, load16, load32, load64
 from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
 from airflow_provider_cdc.sources.mysql.decode.json import values
 from airflow_provider_cdc.sources.mysql.decode.json import values as json_values

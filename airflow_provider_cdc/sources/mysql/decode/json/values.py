@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from airflow_provider_cdc.core.kernels.compile import inner, load64, store16, store64
+from airflow_provider_cdc.core.kernels import inner, load64, store16, store64
 
 # The kernel that computes the shortest decimal digits that read back as a given double.
 #

@@ -7,7 +7,7 @@ this server, in microseconds since 1970.
 
 from __future__ import annotations
 
-from airflow_provider_cdc.core.kernels.compile import (
+from airflow_provider_cdc.core.kernels import (
     Bytes,
     Int64s,
     inner,

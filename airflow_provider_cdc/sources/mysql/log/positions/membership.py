@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, inner, kernel, load8, load64
+from airflow_provider_cdc.core.kernels import Bytes, Int64s, inner, kernel, load8, load64
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 
 TSID_BYTES = 56

@@ -23,7 +23,7 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 
-from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s
+from airflow_provider_cdc.core.kernels import Bytes, Int64s
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.errors import DecodeError, LogGone, SourceReplaced, UnknownEvent
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings

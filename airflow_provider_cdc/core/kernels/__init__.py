@@ -1,1 +1,0 @@
-"""Compiles and caches kernels (Numba)."""
