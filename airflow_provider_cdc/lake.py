@@ -30,13 +30,13 @@ from airflow_provider_cdc.core.tables.selection import selection_of
 from airflow_provider_cdc.core.tables.table import CopyName, TableName
 from airflow_provider_cdc.errors import ChangesMissing, ConfigurationError, PositionError
 from airflow_provider_cdc.sinks.base import LakeFeed, LatestCopy, Sink
-from airflow_provider_cdc.sinks.feeds import LakeFeedGap, feeds_of, read_gap
+from airflow_provider_cdc.sinks.beside_copies import LakeFeedGap, feeds_of, read_gap
 from airflow_provider_cdc.sinks.registry import CUTS_NAMESPACE, open_sink
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
-    from airflow_provider_cdc.sinks.iceberg.cut_reading import Cut
+    from airflow_provider_cdc.sinks.iceberg.cut_table import Cut
 
 __all__ = ["Changes", "LatestCopy", "open_dataset", "read_changes", "read_cut", "read_latest"]
 
@@ -133,12 +133,12 @@ def read_cut(
         not installed.
     """
     try:
-        from airflow_provider_cdc.sinks.iceberg import cut_reading
+        from airflow_provider_cdc.sinks.iceberg import cut_table
     except ImportError as error:
         raise ConfigurationError(
             f"PyIceberg is not installed: {error}", hint="pip install 'airflow-provider-cdc[iceberg]'"
         ) from error
-    return cut_reading.read_cut(catalog, namespace=namespace, group=group, run_id=run_id, position=position)
+    return cut_table.read_cut(catalog, namespace=namespace, group=group, run_id=run_id, position=position)
 
 
 def read_changes(

@@ -24,7 +24,7 @@ from airflow_provider_cdc.report.facts import snippets_of
 from airflow_provider_cdc.sinks import parquet
 from airflow_provider_cdc.sinks import parquet as latest
 from airflow_provider_cdc.sinks.base import Publication
-from airflow_provider_cdc.sinks.feeds import next_order
+from airflow_provider_cdc.sinks.beside_copies import next_order
 from harness.s3_server import s3_environment
 from tests.sinks.test_contract import MYSQL, ORDERS, SCHEMA, SERVER, Lake
 

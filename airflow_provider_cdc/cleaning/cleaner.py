@@ -9,8 +9,7 @@ from datetime import timedelta
 
 import pyarrow as pa
 
-from airflow_provider_cdc.cleaning.findings import CleaningReport, Leftover, Removal
-from airflow_provider_cdc.cleaning.known_runs import KnownRuns, Rules
+from airflow_provider_cdc.cleaning.findings import CleaningReport, KnownRuns, Leftover, Removal, Rules
 from airflow_provider_cdc.cleaning.leftover_files import SinkOf, StrayFiles, Verifications, temporary_files
 from airflow_provider_cdc.cleaning.run_folders import RunFolders
 from airflow_provider_cdc.cleaning.server_objects import IsOfTarget, ServerObjects, leftovers_on_server

@@ -8,8 +8,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 
-from airflow_provider_cdc.cleaning.findings import FILE, VERIFICATION, Leftover, Removal
-from airflow_provider_cdc.cleaning.known_runs import RUN_ID, KnownRuns, Rules, names_of
+from airflow_provider_cdc.cleaning.findings import (
+    FILE,
+    RUN_ID,
+    VERIFICATION,
+    KnownRuns,
+    Leftover,
+    Removal,
+    Rules,
+    names_of,
+)
 from airflow_provider_cdc.cleaning.server_objects import ServerObjects
 from airflow_provider_cdc.core.copies import retention
 from airflow_provider_cdc.core.copies.retention import LIFELESS, UNTOLD

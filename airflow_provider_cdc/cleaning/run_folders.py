@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from airflow_provider_cdc.cleaning.findings import PLACED, RUN, WORK_FILES, Leftover, Removal
-from airflow_provider_cdc.cleaning.known_runs import KnownRuns
+from airflow_provider_cdc.cleaning.findings import PLACED, RUN, WORK_FILES, KnownRuns, Leftover, Removal
 from airflow_provider_cdc.cleaning.leftover_files import SinkOf, StrayFiles
 from airflow_provider_cdc.cleaning.server_objects import ServerObjects
 from airflow_provider_cdc.core.copies.head import is_newer

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from airflow_provider_cdc.cleaning.findings import Leftover, Removal
-from airflow_provider_cdc.cleaning.known_runs import KnownRuns
+from airflow_provider_cdc.cleaning.findings import KnownRuns, Leftover, Removal
 from airflow_provider_cdc.core.liveness import DagRunNames
 from airflow_provider_cdc.core.run.run import Run, is_published
 from airflow_provider_cdc.errors import CdcError

@@ -1,6 +1,6 @@
 """The certificate of a copy: a JSON file that says what the copy contains, at which position, and how it was made.
 
-It is ``_certificates/<run_id>.json`` in the table's folder of the lake (`sinks.certificates`). With Iceberg, the
+It is ``_certificates/<run_id>.json`` in the table's folder of the lake (`sinks.beside_copies`). With Iceberg, the
 snapshot and the cut have its total, too. Certificates are public: other programs may read them, and other versions of
 this package may have written them.
 """

@@ -1,5 +1,5 @@
 """The sink for plain Parquet: ``<lake>/<schema>.<table>/snapshot=<run_id>/part-*``, and ``_latest.json`` beside these
-folders. The changes between the previous copy and a run's copy are in ``_changes/<run_id>`` (`sinks.feeds`).
+folders. The changes between the previous copy and a run's copy are in ``_changes/<run_id>`` (`sinks.beside_copies`).
 
 ``_latest.json`` names the copy to read. It changes only after every file of every table of the run is in place, and it
 never returns to an older copy. The ``_latest.json`` of each table changes separately. For a moment, readers of several
@@ -49,7 +49,7 @@ from airflow_provider_cdc.errors import (
     StorageUnavailable,
     naming,
 )
-from airflow_provider_cdc.sinks import feeds
+from airflow_provider_cdc.sinks import beside_copies
 from airflow_provider_cdc.sinks.base import (
     LakeFeed,
     LatestCopy,
@@ -59,7 +59,7 @@ from airflow_provider_cdc.sinks.base import (
     StrayFile,
     TableChange,
 )
-from airflow_provider_cdc.sinks.certificates import read_certificate, remove_certificate, write_certificate
+from airflow_provider_cdc.sinks.beside_copies import read_certificate, remove_certificate, write_certificate
 from airflow_provider_cdc.sinks.registry import LakeSettings
 
 # The head of a table, ``<target>/<schema>.<table>/_latest.json``. Only a newer copy of the same source replaces it.
@@ -383,7 +383,9 @@ class ParquetSink:
         return folder.uri if folder.files() else ""
 
     def folders(self, run_id: str, table: TableName) -> tuple[Storage, ...]:
-        return self.copy_folder(run_id, table), self._lake.folder(*feeds.feed_location(table, run_id).split("/"))
+        return self.copy_folder(run_id, table), self._lake.folder(
+            *beside_copies.feed_location(table, run_id).split("/")
+        )
 
     def clean(self, run_id: str, table: TableName, files: Sequence[StagedFile]) -> None:
         """Do nothing, because `Run.clean` removes the run's own folder, and `remove` removes published files."""
@@ -403,7 +405,7 @@ class ParquetSink:
         return read_certificate(self._lake, table, run_id)
 
     def feed(self, run_id: str, table: TableName) -> LakeFeed | None:
-        return feeds.read_feed(self._lake, table, run_id)
+        return beside_copies.read_feed(self._lake, table, run_id)
 
     def remove(
         self, run_id: str, table: TableName, files: Sequence[StagedFile], feed: Sequence[StagedFile] = ()
@@ -422,17 +424,17 @@ class ParquetSink:
         errors += [uri for folder in (place, hidden) for uri in self._remove_files(folder, file_names)]
         if not self._lake.exists(place):  # Otherwise, a recreated run with this id has a copy here.
             remove_certificate(self._lake, table, run_id)
-            feeds.remove_gap(self._lake, table, run_id)
+            beside_copies.remove_gap(self._lake, table, run_id)
         return errors
 
     def remove_feed(self, run_id: str, table: TableName, files: Sequence[StagedFile]) -> list[str]:
         """Remove the changes that a run published for a table. Return the URIs of all other files in the folder of the
         changes."""
-        place, own = feeds.feed_location(table, run_id), {file.base_name for file in files}
+        place, own = beside_copies.feed_location(table, run_id), {file.base_name for file in files}
         # A recreated run with this id has its own record in this folder, which must stay.
         if self._own(place, own):
             # Remove the record first, so that no reader mistakes the remaining files for the complete changes.
-            self._delete(f"{place}/{feeds.RECORD}")
+            self._delete(f"{place}/{beside_copies.RECORD}")
         return self._remove_files(place, own) if own else []
 
     def _remove_files(self, folder: str, own: set[str]) -> list[str]:
@@ -507,11 +509,11 @@ class ParquetSink:
 
     def place_feed(self, publication: Publication, change: TableChange) -> None:
         """Put the files of one table's feed, and its record, where readers will find them."""
-        folder = feeds.feed_location(change.table, publication.run_id)
+        folder = beside_copies.feed_location(change.table, publication.run_id)
         try:
             if change.feed is not None:
                 self._move(publication.staging, folder, change.feed.files, {}, "")
-            feeds.write_record(self._lake, publication, change)
+            beside_copies.write_record(self._lake, publication, change)
         except (OSError, pa.ArrowException) as error:
             raise PublishIncomplete(
                 f"could not move a file to its final folder: {error}", where=self._lake.uri_of(folder), hint=_INCOMPLETE
@@ -640,9 +642,9 @@ def record_of(publication: Publication, change: TableChange, uri: str) -> Copy:
         where=change.where,
         columns=change.columns,
         published_at=publication.published_at,
-        files=feeds.told_files(change),
-        changes={} if change.feed is None else feeds.feed_record(publication, change.feed),
-        feed_gap=feeds.told_gap(publication, change),
+        files=beside_copies.told_files(change),
+        changes={} if change.feed is None else beside_copies.feed_record(publication, change.feed),
+        feed_gap=beside_copies.told_gap(publication, change),
         history=dict(change.history),
         shards=change.told_shards,
         positions=publication.positions,

@@ -27,8 +27,8 @@ class Copy:
     ISO 8601. ``files`` has one object for each file of the copy, with the ``name`` in the folder ``path``, ``rows``,
     ``bytes``, and ``checksum`` (CRC-32). For a copy of a part of a table, ``where`` and ``columns`` name the part, as
     in `Selection`. Records of earlier versions have only the run's id and the initial position. ``changes`` is the
-    record of the changes between the previous copy and this copy, as `sinks.feeds` writes it. ``feed_gap`` is the
-    record of the gap in the changes before this copy, from `sinks.feeds`, too. ``history`` is the result of
+    record of the changes between the previous copy and this copy, as `sinks.beside_copies` writes it. ``feed_gap`` is
+    the record of the gap in the changes before this copy, from `sinks.beside_copies`, too. ``history`` is the result of
     `core.positions.facts.history_fields`. ``shards`` has one object for each shard of a merged table, with its name
     (``shard``) and ``rows``; the objects in ``files`` then also name their ``shard``. If its shards are in several
     sources, ``positions`` has the position of each source (`core.shards.copy_tables`), and ``position`` is empty.

@@ -18,7 +18,7 @@ from airflow_provider_cdc.errors import ManifestError
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.sinks.base import PublishedCopy
-from airflow_provider_cdc.sinks.feeds import next_order
+from airflow_provider_cdc.sinks.beside_copies import next_order
 
 
 def feed_gaps(

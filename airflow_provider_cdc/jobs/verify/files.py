@@ -35,7 +35,7 @@ from airflow_provider_cdc.jobs.verify.request import (
 )
 from airflow_provider_cdc.jobs.verify.rows import RowsToRead
 from airflow_provider_cdc.sinks.base import Sink
-from airflow_provider_cdc.sinks.certificates import read_certificate
+from airflow_provider_cdc.sinks.beside_copies import read_certificate
 
 _TASKS_PER_SLOT = 4
 

@@ -43,13 +43,13 @@ from airflow_provider_cdc.sinks.base import (
     StrayFile,
     TableChange,
 )
-from airflow_provider_cdc.sinks.certificates import (
+from airflow_provider_cdc.sinks.beside_copies import (
     properties_of,
     read_certificate,
     remove_certificate,
+    remove_gap,
     write_certificate,
 )
-from airflow_provider_cdc.sinks.feeds import remove_gap
 from airflow_provider_cdc.sinks.iceberg.catalog import (
     BESIDE_THE_TABLES,
     Identifier,

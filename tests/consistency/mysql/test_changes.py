@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.errors import ChangesMissing, PreflightError
 from airflow_provider_cdc.lake import open_dataset, read_changes, read_cut, read_latest
-from airflow_provider_cdc.sinks.iceberg.cut_reading import Cut
+from airflow_provider_cdc.sinks.iceberg.cut_table import Cut
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, settings_of
 from tests.consistency.mysql import history

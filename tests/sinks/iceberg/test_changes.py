@@ -11,7 +11,7 @@ from airflow_provider_cdc.core.run.manifest import FeedGap
 from airflow_provider_cdc.errors import ChangesMissing, ManifestError
 from airflow_provider_cdc.lake import open_dataset, read_changes, read_cut
 from airflow_provider_cdc.sinks.base import Publication
-from airflow_provider_cdc.sinks.iceberg.cut_reading import Cut
+from airflow_provider_cdc.sinks.iceberg.cut_table import Cut
 from tests.sinks.iceberg.runs import run_of
 from tests.sinks.test_contract import LINES, ORDERS, TABLES, Lake
 from tests.test_lake import three_nights

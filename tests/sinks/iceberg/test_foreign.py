@@ -17,7 +17,7 @@ from pyiceberg.types import StringType
 
 from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.errors import ConfigurationError, FileDamaged, ManifestError
-from airflow_provider_cdc.sinks.iceberg.cut_reading import read_cut
+from airflow_provider_cdc.sinks.iceberg.cut_table import read_cut
 from airflow_provider_cdc.sinks.iceberg.producer import files_of
 from tests.sinks.catalogs import plain_catalog
 from tests.sinks.iceberg.runs import iceberg_table, rows_at

@@ -11,7 +11,7 @@ from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ManifestError
 from airflow_provider_cdc.sinks.base import Publication, ReadsRows
-from airflow_provider_cdc.sinks.iceberg.cut_reading import read_cut
+from airflow_provider_cdc.sinks.iceberg.cut_table import read_cut
 from harness.mysql_server import MysqlServer
 from tests.sinks.catalogs import plain_catalog
 from tests.sinks.iceberg.runs import iceberg_table, rows_at, set_back

@@ -14,7 +14,7 @@ from duckdb import DuckDBPyConnection
 from pyiceberg.catalog import Catalog
 
 from airflow_provider_cdc.lake import read_cut
-from airflow_provider_cdc.sinks.iceberg.cut_reading import Cut
+from airflow_provider_cdc.sinks.iceberg.cut_table import Cut
 from harness.lake_readers import opened_duckdb
 from tests.interrupting import commits_fail
 from tests.sinks.catalogs import plain_catalog

@@ -18,7 +18,7 @@ from airflow_provider_cdc.core.run.table_files import TableFileWriter
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.lake import read_cut
 from airflow_provider_cdc.sinks.base import Publication
-from airflow_provider_cdc.sinks.iceberg.cut_reading import Cut
+from airflow_provider_cdc.sinks.iceberg.cut_table import Cut
 from harness.lake_readers import opened_duckdb
 from harness.spark_iceberg import spark_reader
 from tests.interrupting import Interrupted, commits_fail
