@@ -13,7 +13,7 @@ from airflow_provider_cdc.errors import CdcError, ConfigurationError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import SourceKind, kind_of, open_source
 from airflow_provider_cdc.sources.api.source import Source
-from airflow_provider_cdc.sources.session.trust import warning
+from airflow_provider_cdc.sources.session import warning
 
 _log = logging.getLogger(__name__)
 

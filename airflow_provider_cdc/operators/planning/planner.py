@@ -14,7 +14,7 @@ from airflow_provider_cdc.core.run.manifest import MissedPast
 from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.operators.arguments.checks import LAKE, LakeContext, Places, collect, collected
 from airflow_provider_cdc.operators.planning.missing_past import in_the_present, missed_past
-from airflow_provider_cdc.sources.api.load import check_load
+from airflow_provider_cdc.sources.api.planning import check_load
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.planning.selections import requested, select
 from airflow_provider_cdc.sources.planning.shards import lake_names, with_shards, without_vanished

@@ -12,7 +12,7 @@ class ConnectionSettings:
     specific to one kind of source, such as ``publication`` (the name of an existing publication).
 
     ``tls`` has paths and modes for the driver: ``mode`` (``disabled``, ``preferred``, ``required``, ``verify_ca``,
-    ``verify_identity``), ``ca``, ``cert`` and ``key``. ``sources.session.trust`` and the kind of source define more
+    ``verify_identity``), ``ca``, ``cert`` and ``key``. ``sources.session`` and the kind of source define more
     fields.
     """
 

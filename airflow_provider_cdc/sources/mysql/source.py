@@ -28,7 +28,7 @@ from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable, UpperBound
 from airflow_provider_cdc.sources.mysql.chunking import axes, chunks, sample
 from airflow_provider_cdc.sources.mysql.log.replaced import WatchedTables
-from airflow_provider_cdc.sources.mysql.server import log_history, log_mark, server
+from airflow_provider_cdc.sources.mysql.server import log_history, server
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.session import RunSettings, session, value
 from airflow_provider_cdc.sources.mysql.steps import preflight, snapshot
@@ -36,7 +36,7 @@ from airflow_provider_cdc.sources.mysql.steps.carried_reads import CarriesReads,
 from airflow_provider_cdc.sources.mysql.steps.check_identity import check_identity
 from airflow_provider_cdc.sources.mysql.tables import schema, types
 from airflow_provider_cdc.sources.mysql.tables.identity import look_replaced
-from airflow_provider_cdc.sources.session.kept_sessions import Kept, keeping, session_of
+from airflow_provider_cdc.sources.session import Kept, keeping, session_of
 
 
 class MysqlSource(CarriesReads, KeepsTables, Source):
@@ -186,7 +186,7 @@ class MysqlSource(CarriesReads, KeepsTables, Source):
     def relations(self, identity: Facts, position: Position, traces: Sequence[Trace]) -> list[Finding]:
         here = RunSettings.of(self.settings, MysqlFacts.of(identity), GtidSet.expect(position))
         with session(here) as connection:
-            return log_mark.relations(here, connection, traces)
+            return log_history.relations(here, connection, traces)
 
     def check_tables(self, tables: Sequence[Table]) -> None:
         # This check finds DDL early. The log also shows all logged DDL, but the log is read only later.
@@ -244,9 +244,8 @@ class MysqlSource(CarriesReads, KeepsTables, Source):
         number: int = 0,
         slots: int = 1,
     ) -> list[LogSegment]:
-        from airflow_provider_cdc.sources.mysql.log import pieces
-        from airflow_provider_cdc.sources.mysql.log.eras import cut
-        from airflow_provider_cdc.sources.mysql.log.segments import log_segments
+        from airflow_provider_cdc.sources.mysql.log import segments as pieces
+        from airflow_provider_cdc.sources.mysql.log.segments import cut, log_segments
 
         facts = MysqlFacts.of(start.facts)
         if since:
@@ -265,12 +264,12 @@ class MysqlSource(CarriesReads, KeepsTables, Source):
         statement_writes.check_writes(self.settings, summaries)
 
     def waiting(self, initial: Position, identity: Facts, place: LogEnd) -> Waiting:
-        from airflow_provider_cdc.sources.mysql.log import pieces
+        from airflow_provider_cdc.sources.mysql.log import segments as pieces
 
         return pieces.waiting(self.settings, MysqlFacts.of(identity), place)
 
     def check_joined(self, start: LogEnd, end: LogEnd, initial: Position, identity: Facts) -> None:
-        from airflow_provider_cdc.sources.mysql.log import pieces
+        from airflow_provider_cdc.sources.mysql.log import segments as pieces
 
         pieces.check_joined(self.settings, end, MysqlFacts.of(identity))
 
@@ -278,22 +277,22 @@ class MysqlSource(CarriesReads, KeepsTables, Source):
         return MysqlFacts.of(identity).started or ""
 
     def place_of(self, position: Position) -> LogEnd:
-        from airflow_provider_cdc.sources.mysql.log.positions.prefixes import prefix_of
+        from airflow_provider_cdc.sources.mysql.log.prefixes import prefix_of
 
         return LogEnd(str(prefix_of(self.settings, GtidSet.expect(position)).place))
 
     def is_before(self, one: LogEnd, other: LogEnd) -> bool:
-        from airflow_provider_cdc.sources.mysql.log import pieces
+        from airflow_provider_cdc.sources.mysql.log import segments as pieces
 
         return pieces.place_is_before(one, other)
 
     def is_within(self, position: str, upper: Position) -> bool:
-        from airflow_provider_cdc.sources.mysql.log import pieces
+        from airflow_provider_cdc.sources.mysql.log import segments as pieces
 
         return pieces.is_within(position, upper)
 
     def prepared_now(self) -> set[str] | None:
-        from airflow_provider_cdc.sources.mysql.log import pieces
+        from airflow_provider_cdc.sources.mysql.log import segments as pieces
 
         return pieces.prepared_now(self.settings)
 
@@ -313,7 +312,7 @@ class MysqlSource(CarriesReads, KeepsTables, Source):
         return types.arrow_schema(table)
 
     def new_columns(self, table: Table, era: Era) -> pa.RecordBatch:
-        from airflow_provider_cdc.sources.mysql.decode.carried_images import new_columns
+        from airflow_provider_cdc.sources.mysql.decode.images import new_columns
 
         return new_columns(table, era)
 

@@ -48,7 +48,7 @@ from airflow_provider_cdc.sources.postgres.steps.check_identity import (
     needed_log,
     runway,
 )
-from airflow_provider_cdc.sources.session.kept_sessions import Kept, keeping, session_of
+from airflow_provider_cdc.sources.session import Kept, keeping, session_of
 
 _ALTERED_SECONDS = 60.0  # the longest wait for transactions that alter a type
 

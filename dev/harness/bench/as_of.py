@@ -121,7 +121,7 @@ def _copy(ours: Contender, order: Order) -> dict[str, Any]:
 
 def _find_times(server: MysqlServer, address: Address, table: str, keys: int) -> list[float]:
     # Import here, because kernels take some time to load, and other benches do not need them.
-    from airflow_provider_cdc.sources.mysql.log.positions.prefixes import prefix_at
+    from airflow_provider_cdc.sources.mysql.log.prefixes import prefix_at
 
     say(f"bench: writing {FILES} files of the log")
     begun = datetime.now(UTC)

@@ -19,8 +19,7 @@ from airflow_provider_cdc.core.tables.row_bytes import buckets, encode
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.sources.api.window import BUCKETS, DELTA_SCHEMA, TrackedTable
 from airflow_provider_cdc.sources.log import delta
-from airflow_provider_cdc.sources.log.delta import delta_batches, order_base
-from airflow_provider_cdc.sources.log.net_change import NetChange
+from airflow_provider_cdc.sources.log.delta import NetChange, delta_batches, order_base
 from airflow_provider_cdc.sources.log.netting import USED, apply_prepared
 from tests.seeds import examples
 from tests.sources.log.test_netting import KEYED, KEYLESS, TABLES, changed, counted, left, new

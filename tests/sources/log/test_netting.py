@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.kernels import Bytes, Int64s, copy_bytes, kernel
-from airflow_provider_cdc.sources.log import net_change
-from airflow_provider_cdc.sources.log.net_change import NetChange
+from airflow_provider_cdc.sources.log import delta
+from airflow_provider_cdc.sources.log.delta import NetChange
 from airflow_provider_cdc.sources.log.netting import (
     COUNT,
     HEADER,
@@ -160,11 +160,11 @@ def test_of_each_key_the_last_row_stays(changes: list[tuple[int, bytes, bytes | 
 
 
 def test_it_grows_where_addresses_are_as_scarce_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(net_change, "_USUAL_WORDS", 1 << 58)
+    monkeypatch.setattr(delta, "_USUAL_WORDS", 1 << 58)
     net = new()
     for number in range(3000):
         changed(net, KEYED, b"%d" % number, None, b"x" * 200, number)
-    assert net.used_bytes > 8 * net_change._FIRST_WORDS
+    assert net.used_bytes > 8 * delta._FIRST_WORDS
     assert len(net.records()[0]) == 3000
 
 

@@ -12,8 +12,13 @@ from airflow_provider_cdc.core.checks import Check, Moment, Raised
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.errors import ExactnessError, Problem, SourceReplaced
 from airflow_provider_cdc.sources.mysql.checks.context import RunContext
-from airflow_provider_cdc.sources.mysql.server.log_history import BEGIN_ANEW, check_continuity, check_place
-from airflow_provider_cdc.sources.mysql.server.log_mark import LogMark, check_mark
+from airflow_provider_cdc.sources.mysql.server.log_history import (
+    BEGIN_ANEW,
+    LogMark,
+    check_continuity,
+    check_mark,
+    check_place,
+)
 from airflow_provider_cdc.sources.mysql.server.server import check_log
 
 _WHEN = (Moment.EACH_STEP, Moment.ROLL_FORWARD)

@@ -20,7 +20,7 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.checks.context import ServerContext
 from airflow_provider_cdc.sources.mysql.checks.settings import SETTINGS
 from airflow_provider_cdc.sources.mysql.log import walk_state
-from airflow_provider_cdc.sources.mysql.log.positions.prefixes import Prefix, latest_commit, prefix_at
+from airflow_provider_cdc.sources.mysql.log.prefixes import Prefix, latest_commit, prefix_at
 from airflow_provider_cdc.sources.mysql.log.replaced import made_since
 from airflow_provider_cdc.sources.mysql.log.statement_writes import check_writes
 from airflow_provider_cdc.sources.mysql.log.survey import LogFacts, survey

@@ -16,7 +16,7 @@ from pymysql.charset import charset_by_id
 
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import DecodeError, UnknownEvent
-from airflow_provider_cdc.sources.mysql.log.statements import client_text
+from airflow_provider_cdc.sources.mysql.log.statements import grammar
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import OLDEST, Statement
 from airflow_provider_cdc.sources.mysql.server.log_protocol import (
     DELETE_ROWS,
@@ -160,7 +160,7 @@ def query(body: bytes) -> Statement:
     mode = int.from_bytes(variables.get(_SQL_MODE, b""), "little")
     charset = _charset(variables.get(_CHARSET))
     return Statement(
-        client_text.decode(text, charset),
+        grammar.decode(text, charset),
         schema.decode("utf-8", "surrogateescape"),
         ansi_quotes=bool(mode & _ANSI_QUOTES),
         backslash_escapes=not mode & _NO_BACKSLASH_ESCAPES,

@@ -3,34 +3,149 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
+import pymysql
 
 from airflow_provider_cdc.core.positions.gtid import GtidSet
-from airflow_provider_cdc.core.tables.table import Table
-from airflow_provider_cdc.errors import LogGone, SourceUnavailable
+from airflow_provider_cdc.core.positions.position import LogEnd, Position
+from airflow_provider_cdc.core.tables import row_bytes
+from airflow_provider_cdc.core.tables.table import Era, Table
+from airflow_provider_cdc.errors import LogGone, SchemaChanged, SourceUnavailable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.log import Waiting
 from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable
 from airflow_provider_cdc.sources.log.changes import LOG_BYTES
 from airflow_provider_cdc.sources.log.delta import NET_BYTES, delta_batches
-from airflow_provider_cdc.sources.mysql.decode.images import decode_images
+from airflow_provider_cdc.sources.mysql.decode.images import carried_images, decode_images
 from airflow_provider_cdc.sources.mysql.log import walk_state
 from airflow_provider_cdc.sources.mysql.log.dump import Dump
-from airflow_provider_cdc.sources.mysql.log.eras import EraWalker, SegmentEras
+from airflow_provider_cdc.sources.mysql.log.statements.grammar import Statement
+from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
 from airflow_provider_cdc.sources.mysql.server import log_protocol
+from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.log_history import (
     KEEP_LOGS,
     LogPlace,
+    backlog,
     check_continuity,
     check_place,
     end_of_log,
+    file_number,
+    is_before,
     log_files,
     previous_gtids,
 )
-from airflow_provider_cdc.sources.mysql.server.session import RunSettings, session, value
+from airflow_provider_cdc.sources.mysql.server.session import RunSettings, query, session, value
+
+# Reads the log across statements that change the columns of a table that is rolled forward.
+#
+# The segments of the window are cut after each such statement. So within a segment, each table has one set of columns:
+# its rows are decoded and netted by them. After that, the images become images of the present table, by exactly the
+# statements behind them in the log. So everything after the reader sees one kind of images.
+
+
+def cut(segments: Sequence[LogSegment], tables: Sequence[Table]) -> list[LogSegment]:
+    """Return the segments, cut after each statement that begins another era of a table, and numbered again.
+
+    :raises SchemaChanged: the segments do not contain such a statement.
+    """
+    ends = {era.ends: LogPlace.parse(era.ends) for table in tables for era in table.eras}
+    if not ends:
+        return list(segments)
+    pieces: list[LogSegment] = []
+    passed: tuple[str, ...] = ()
+    left = sorted(ends, key=lambda text: (file_number(ends[text].file), ends[text].position))
+    for segment in segments:
+        rest: LogSegment | None = replace(segment, passed=passed)
+        while rest is not None and left and _contains(rest, ends[left[0]]):
+            before, rest = _cut(rest, ends[left[0]])
+            pieces.append(before)
+            passed += (left.pop(0),)
+            rest = rest and replace(rest, passed=passed)
+        if rest is not None:
+            pieces.append(rest)
+    if left:
+        raise SchemaChanged(
+            f"the window does not contain the schema change before {left[0]}",
+            hint="clear the task `preflight` and all tasks after it",
+        )
+    return [replace(piece, number=number) for number, piece in enumerate(pieces)]
+
+
+def _contains(segment: LogSegment, place: LogPlace) -> bool:
+    if place.file not in (segment.name, *segment.also):
+        return False
+    is_after = place.file != segment.name or place.position > segment.start
+    return is_after and (place.file != segment.last_name or segment.stop is None or place.position <= segment.stop)
+
+
+def _cut(segment: LogSegment, place: LogPlace) -> tuple[LogSegment, LogSegment | None]:
+    names = (segment.name, *segment.also)
+    at = names.index(place.file)
+    size = place.position - segment.start if at == 0 else segment.bytes * at // len(names)
+    size = min(size, segment.bytes)
+    before = replace(segment, also=names[1 : at + 1], stop=place.position, bytes=size)
+    if place.file == segment.last_name and place.position == segment.stop:
+        return before, None
+    rest = replace(segment, name=place.file, start=place.position, also=names[at + 1 :], bytes=segment.bytes - size)
+    return before, rest
+
+
+class SegmentEras:
+    """The tables of a segment, with the columns that they have in it. ``begins`` are the places of the statements that
+    end the eras of tables."""
+
+    def __init__(self, segment: LogSegment, tables: Sequence[TrackedTable]) -> None:
+        self._carried = {one.index: (one.table, era) for one in tables if (era := era_at(one.table, segment))}
+        self.tracked = [
+            replace(one, table=one.table.in_era(self._carried[one.index][1])) if one.index in self._carried else one
+            for one in tables
+        ]
+        self.begins = frozenset(era.begins for one in tables for era in one.table.eras)
+
+    def carry(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return a batch of `DELTA_SCHEMA` with images of the present table. All its rows are of one table."""
+        table, era = self._carried.get(batch["table"][0].as_py(), (None, None)) if batch.num_rows else (None, None)
+        if table is None or era is None:
+            return batch
+        before, after = (carried_images(table, era, batch[name]) for name in ("before", "after"))
+        columns = {name: batch[name] for name in batch.schema.names} | {"before": before, "after": after}
+        if table.keyless:
+            names = [column.name for column in table.columns]
+            columns["key"] = row_bytes.encode(decode_images(table, before), names)
+        return pa.record_batch([*columns.values()], schema=batch.schema)
+
+
+def era_at(table: Table, segment: LogSegment) -> Era | None:
+    """Return the era of a table in a segment. None: the table has its present columns."""
+    number = sum(era.ends in segment.passed for era in table.eras)
+    return table.eras[number] if number < len(table.eras) else None
+
+
+class EraWalker(LogWalker):
+    """A walker that goes on at the statements that end an era of a table. Such a statement concerns no other table."""
+
+    def __init__(
+        self,
+        segment: LogSegment,
+        initial: GtidSet,
+        tracked: Sequence[TrackedTable],
+        summary: SegmentSummary,
+        begins: Collection[str],
+    ) -> None:
+        stop = None if segment.also else segment.stop
+        super().__init__(segment.name, segment.start, stop, initial, tracked, summary)
+        self._begins = begins
+
+    def _check(self, statement: Statement) -> None:
+        if not self._begins or str(LogPlace(self._file, self.position)) not in self._begins:
+            super()._check(statement)
+
 
 TOGETHER_BYTES = 1 << 29
 """The target size of a segment of several neighbouring files: half the default size of a log file."""
@@ -257,3 +372,82 @@ def open_segment(
         yield reader
     finally:
         reader.close()
+
+
+# Pieces of the binary log, between two places in the log. A place is inside a file, between two transactions.
+
+
+_DENIED = 1401
+
+
+def waiting(settings: ConnectionSettings, facts: MysqlFacts, place: LogEnd) -> Waiting:
+    """`Source.waiting`."""
+    with session(settings) as connection:
+        return Waiting(backlog(connection, LogPlace.parse(place) if place else facts.place))
+
+
+def segments_from(
+    settings: ConnectionSettings, start: LogEnd, end: LogEnd, facts: MysqlFacts, number: int, slots: int
+) -> list[LogSegment]:
+    """Return the segments from the place ``start``, at which a recorded piece ends, to the place ``end``."""
+    begin, stop = LogPlace.parse(start), LogPlace.parse(end)
+    with session(settings) as connection:
+        files = log_files(connection)
+        names = list(files)
+        for place in (begin, stop):
+            check_place(settings, files, place)
+        first, last = names.index(begin.file), names.index(stop.file)
+        check_continuity(settings, {name: files[name] for name in names[: last + 1]}, begin, _restarts(facts))
+    sizes = {name: stop.position if name == stop.file else files[name] for name in names[first : last + 1]}
+    sizes[begin.file] -= begin.position
+    return [
+        LogSegment(
+            number + place,
+            group[0],
+            begin.position if group[0] == begin.file else log_protocol.FIRST_POSITION,
+            stop.position if group[-1] == stop.file else None,
+            also=tuple(group[1:]),
+            bytes=sum(sizes[name] for name in group),
+        )
+        for place, group in enumerate(together(sizes, slots))
+    ]
+
+
+def check_joined(settings: ConnectionSettings, end: LogEnd, facts: MysqlFacts) -> None:
+    """`Source.check_joined`. The server must have closed each file since ``end`` cleanly, so it has not crashed."""
+    place = LogPlace.parse(end)
+    with session(settings) as connection:
+        files = log_files(connection)
+        check_place(settings, files, place)
+        check_continuity(settings, files, place, _restarts(facts))
+
+
+def _restarts(facts: MysqlFacts) -> int:
+    return 0 if facts.reached is None else facts.reached.restarts
+
+
+def place_is_before(one: LogEnd, other: LogEnd) -> bool:
+    """`Source.is_before`."""
+    return is_before(LogPlace.parse(one), LogPlace.parse(other))
+
+
+def is_within(position: str, upper: Position) -> bool:
+    """`Source.is_within`."""
+    return GtidSet.parse(position) <= GtidSet.expect(upper)
+
+
+def prepared_now(settings: ConnectionSettings) -> set[str] | None:
+    """`Source.prepared_now`."""
+    with session(settings) as connection:
+        try:
+            rows = query(connection, "XA RECOVER CONVERT XID")
+        except pymysql.MySQLError as error:
+            if error.args[0] != _DENIED:
+                raise
+            return None
+    return {_xid(int(form), int(of_transaction), str(data)) for form, of_transaction, _, data in rows}
+
+
+def _xid(form: int, of_transaction: int, data: str) -> str:
+    digits = data.removeprefix("0x").lower()
+    return f"X'{digits[: 2 * of_transaction]}',X'{digits[2 * of_transaction :]}',{form}"

@@ -27,11 +27,23 @@ from airflow_provider_cdc.core.kernels import (
 )
 from airflow_provider_cdc.sources.log.changes import SegmentChanges
 from airflow_provider_cdc.sources.log.netting import Net
+from airflow_provider_cdc.sources.mysql.log.commits import (
+    SetArrays,
+    commit_time,
+    contains,
+    find_tsid,
+    set_untagged,
+    tagged_gtid,
+)
 from airflow_provider_cdc.sources.mysql.log.dump import crc32
-from airflow_provider_cdc.sources.mysql.log.layouts import TableArrays
-from airflow_provider_cdc.sources.mysql.log.positions.commits import commit_time, tagged_gtid
-from airflow_provider_cdc.sources.mysql.log.positions.membership import SetArrays, contains, find_tsid, set_untagged
-from airflow_provider_cdc.sources.mysql.log.row_events import KeyRanges, hides_cascades, is_rows, keeps_keys, net_rows
+from airflow_provider_cdc.sources.mysql.log.row_events import (
+    KeyRanges,
+    TableArrays,
+    hides_cascades,
+    is_rows,
+    keeps_keys,
+    net_rows,
+)
 from airflow_provider_cdc.sources.mysql.log.walk_state import (
     AT,
     BAD_CHECKSUM,

@@ -20,16 +20,14 @@ from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.sources.api.window import Committed, SegmentSummary, StatementWrite, TrackedTable
 from airflow_provider_cdc.sources.log.changes import NO_TIME, ChangeLog, Outcome
-from airflow_provider_cdc.sources.log.delta import order_base
-from airflow_provider_cdc.sources.log.net_change import NetChange
+from airflow_provider_cdc.sources.log.delta import NetChange, order_base
 from airflow_provider_cdc.sources.log.netting import HEADER, USED, apply_prepared
 from airflow_provider_cdc.sources.mysql.decode.images import expected_table_map
 from airflow_provider_cdc.sources.mysql.log import events, refusals, walk_state
+from airflow_provider_cdc.sources.mysql.log.commits import TSID_BYTES, in_set, tsid_parts
 from airflow_provider_cdc.sources.mysql.log.dump import TABLES
 from airflow_provider_cdc.sources.mysql.log.events import TableMap
-from airflow_provider_cdc.sources.mysql.log.layouts import layouts, parents_of
-from airflow_provider_cdc.sources.mysql.log.positions.membership import TSID_BYTES, in_set, tsid_parts
-from airflow_provider_cdc.sources.mysql.log.row_events import MOST_RECORDS, KeyRanges
+from airflow_provider_cdc.sources.mysql.log.row_events import MOST_RECORDS, KeyRanges, layouts, parents_of
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import Statement
 from airflow_provider_cdc.sources.mysql.log.statements.meaning import EVERY_TABLE, Meaning, meaning
 from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import names_of

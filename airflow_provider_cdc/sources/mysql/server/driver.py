@@ -3,7 +3,7 @@
 PyMySQL answers every authentication method that a server requests. For some methods, it sends the password itself. For
 other methods, it sends the password encrypted with a key that the server has just sent. So this module does not pass
 the password to PyMySQL. The module's first answer to the server is empty. Every server then names the account's
-authentication method, and this module follows the rules of ``sources.session.trust`` in its answer. PyMySQL also does
+authentication method, and this module follows the rules of ``sources.session`` in its answer. PyMySQL also does
 not limit the amount of data that it receives. This module sets a deadline for each login and a maximum size for each
 answer.
 
@@ -39,7 +39,7 @@ from airflow_provider_cdc.errors import (
     TransientError,
 )
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.session.trust import PREFERRED, Trust
+from airflow_provider_cdc.sources.session import PREFERRED, Trust
 
 if TYPE_CHECKING:
     _Driver = pymysql.Connection[Any]

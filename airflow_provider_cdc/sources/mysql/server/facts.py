@@ -18,9 +18,9 @@ class MysqlFacts:
     """The identity of a server, its start, and its settings that the log does not show.
 
     ``begun`` is the end of the log before the position was fixed, and ``mark`` is the mark of the position
-    (`server.log_mark`); both are missing in facts without a position. ``fixed`` has settings that only a restart
-    changes. ``last_set`` has the times at which other settings were last set, in the server's notation; a time is empty
-    if the setting was not set since the start. Facts that earlier versions did not record are None or empty.
+    (`server.log_history.LogMark`); both are missing in facts without a position. ``fixed`` has settings that only a
+    restart changes. ``last_set`` has the times at which other settings were last set, in the server's notation; a time
+    is empty if the setting was not set since the start. Facts that earlier versions did not record are None or empty.
     ``may_move`` and ``reached`` are those of `Facts`.
     """
 

@@ -13,7 +13,7 @@ from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, LogGone, Problem, SourceReplaced
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.load import (
+from airflow_provider_cdc.sources.api.planning import (
     HISTORY_LIST,
     MEASURE_SECONDS,
     REPLICA_LAG,
@@ -26,10 +26,11 @@ from airflow_provider_cdc.sources.mysql.server.log_history import (
     LogPlace,
     log_files,
     log_status,
+    mark_of,
+    mark_of_present,
     previous_gtids,
     settled_end_of_log,
 )
-from airflow_provider_cdc.sources.mysql.server.log_mark import mark_of, mark_of_present
 from airflow_provider_cdc.sources.mysql.server.session import (
     Connection,
     RunSettings,
@@ -88,7 +89,7 @@ def identity(settings: ConnectionSettings, connection: Connection) -> MysqlFacts
 def with_mark(
     settings: ConnectionSettings, connection: Connection, facts: MysqlFacts, place: LogPlace | None = None
 ) -> MysqlFacts:
-    """Return ``facts`` with the mark of a position (`log_mark`). The position must have been fixed after ``facts`` were
+    """Return ``facts`` with the mark of a position (`LogMark`). The position must have been fixed after ``facts`` were
     read.
 
     :param place: the place of the position in the log. None: the current end of the log.

@@ -23,7 +23,7 @@ from airflow_provider_cdc.sources.mysql.server.driver import (
     mapped_errors,
     statement_error,
 )
-from airflow_provider_cdc.sources.session.trust import (
+from airflow_provider_cdc.sources.session import (
     DISABLED,
     VERIFY_CA,
     VERIFY_IDENTITY,

@@ -23,7 +23,7 @@ from airflow_provider_cdc.sources.mysql.checks.asked import OF_TABLES
 from airflow_provider_cdc.sources.mysql.checks.context import ServerContext, TablesContext, of_recorded
 from airflow_provider_cdc.sources.mysql.checks.past import REPLACED, REPLICATED, SINCE, STATEMENTS, Past, PastContext
 from airflow_provider_cdc.sources.mysql.checks.settings import SETTINGS
-from airflow_provider_cdc.sources.mysql.log.positions.prefixes import Prefix, prefix_at, prefix_of
+from airflow_provider_cdc.sources.mysql.log.prefixes import Prefix, prefix_at, prefix_of
 from airflow_provider_cdc.sources.mysql.log.replaced import unaltered_since
 from airflow_provider_cdc.sources.mysql.server.log_history import end_of_log, is_before
 from airflow_provider_cdc.sources.mysql.server.server import CLOCK, identity, with_mark

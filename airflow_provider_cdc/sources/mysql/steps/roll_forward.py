@@ -22,10 +22,9 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.checks.past import REPLICATED, PositionContext
 from airflow_provider_cdc.sources.mysql.log import walk_state
 from airflow_provider_cdc.sources.mysql.log.column_eras import NotCarried, PlacedChanges, evolution
-from airflow_provider_cdc.sources.mysql.log.eras import cut
-from airflow_provider_cdc.sources.mysql.log.positions.prefixes import prefix_of
+from airflow_provider_cdc.sources.mysql.log.prefixes import prefix_of
 from airflow_provider_cdc.sources.mysql.log.replaced import replaced_since
-from airflow_provider_cdc.sources.mysql.log.segments import log_segments
+from airflow_provider_cdc.sources.mysql.log.segments import cut, log_segments
 from airflow_provider_cdc.sources.mysql.log.statement_writes import check_writes
 from airflow_provider_cdc.sources.mysql.log.statements.meaning import Effect
 from airflow_provider_cdc.sources.mysql.log.survey import HARMLESS, LogFacts, survey

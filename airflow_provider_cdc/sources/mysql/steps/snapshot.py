@@ -68,7 +68,7 @@ from airflow_provider_cdc.sources.mysql.tables.cascades import locked_with
 from airflow_provider_cdc.sources.mysql.tables.identity import read_identities, with_identities
 from airflow_provider_cdc.sources.mysql.tables.partitions import with_known_at_position, with_same_identity
 from airflow_provider_cdc.sources.mysql.tables.schema import naming_missing_tables, read_tables
-from airflow_provider_cdc.sources.session.kept_sessions import Kept, session_of
+from airflow_provider_cdc.sources.session import Kept, session_of
 
 NO_POSITION = Problem(
     "gtid_executed",

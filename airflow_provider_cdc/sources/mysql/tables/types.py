@@ -54,8 +54,14 @@ from airflow_provider_cdc.core.tables.table import Column, Table
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sources.mysql.server.session import quote
 from airflow_provider_cdc.sources.mysql.tables.charsets import bytes_per_character, has_gaps, is_ambiguous
-from airflow_provider_cdc.sources.mysql.tables.declarations import Declared, are_labels, labels, parse
-from airflow_provider_cdc.sources.mysql.tables.labels import LABELS, may_hide_labels
+from airflow_provider_cdc.sources.mysql.tables.labels import (
+    LABELS,
+    Declared,
+    are_labels,
+    labels,
+    may_hide_labels,
+    parse,
+)
 
 # The column types that can be copied, and the types whose values the reader can only skip in row images.
 

@@ -46,8 +46,7 @@ from airflow_provider_cdc.sources.postgres.decode.columns import NO_NUMBER, fini
 from airflow_provider_cdc.sources.postgres.decode.image_cells import texts
 from airflow_provider_cdc.sources.postgres.decode.stream import CopyStream, is_plain, socket_of
 from airflow_provider_cdc.sources.postgres.server import session, session_setup, verified_tls
-from airflow_provider_cdc.sources.session.kept_sessions import Kept, session_of
-from airflow_provider_cdc.sources.session.trust import without_frames
+from airflow_provider_cdc.sources.session import Kept, session_of, without_frames
 
 # Makes Arrow arrays from the values of a COPY in binary format. ADBC would make the same arrays.
 #

@@ -27,7 +27,7 @@ from airflow_provider_cdc.errors import (
 )
 from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.log.changes import ChangeLog
-from airflow_provider_cdc.sources.log.net_change import NetChange
+from airflow_provider_cdc.sources.log.delta import NetChange
 from airflow_provider_cdc.sources.postgres.catalog.schema import columns_of, leaves
 from airflow_provider_cdc.sources.postgres.catalog.schema_difference import DROPPED, number_of
 from airflow_provider_cdc.sources.postgres.decode.tuple_data import constant_field

@@ -13,7 +13,13 @@ from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.counted import duration
 from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, TerminalError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.load import MEASURE_SECONDS, OLDEST_XMIN, REPLICA_LAG, THREADS_RUNNING, one_number
+from airflow_provider_cdc.sources.api.planning import (
+    MEASURE_SECONDS,
+    OLDEST_XMIN,
+    REPLICA_LAG,
+    THREADS_RUNNING,
+    one_number,
+)
 from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.facts import MEANING, PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.session import Connection, mapped_errors, query, session, value

@@ -37,7 +37,7 @@ from airflow_provider_cdc.sources.postgres.server.session import (
     OLDEST_VERSION,
     parameters,
 )
-from airflow_provider_cdc.sources.session.trust import VERIFY_CA, VERIFY_IDENTITY, trust_in
+from airflow_provider_cdc.sources.session import VERIFY_CA, VERIFY_IDENTITY, trust_in
 
 _SSL_REQUEST = struct.pack(">ii", 8, 80877103)
 _HEAD = 5

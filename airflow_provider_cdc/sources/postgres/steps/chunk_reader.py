@@ -48,7 +48,7 @@ from airflow_provider_cdc.sources.postgres.server.session import (
 )
 from airflow_provider_cdc.sources.postgres.slots import end_mark
 from airflow_provider_cdc.sources.postgres.steps.snapshot import SharedView
-from airflow_provider_cdc.sources.session.kept_sessions import Kept
+from airflow_provider_cdc.sources.session import Kept
 
 MANY_LEAVES = 3
 """If a table has at least this many partitions, a key lookup is faster if it first finds the partition of each key."""

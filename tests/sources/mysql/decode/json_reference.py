@@ -30,7 +30,7 @@ _INTEGERS = {5: "<h", 6: "<H", 7: "<i", 8: "<I", 9: "<q", 10: "<Q"}
 
 
 def json_text(data: bytes) -> str:
-    """What `airflow_provider_cdc.sources.mysql.decode.json.text.json_text` should give, and raise."""
+    """What `airflow_provider_cdc.sources.mysql.decode.json_text.json_text` should give, and raise."""
     if not data:
         return "null"
     return "".join(_Document(data).value(data[0], 1, len(data), 0))

@@ -26,12 +26,12 @@ from airflow_provider_cdc.sources.log.delta import delta_batches
 from airflow_provider_cdc.sources.mysql.decode.images import decode_images
 from airflow_provider_cdc.sources.mysql.log import dump, events
 from airflow_provider_cdc.sources.mysql.log import dump as crc
-from airflow_provider_cdc.sources.mysql.log.positions.commits import tagged_gtid
-from airflow_provider_cdc.sources.mysql.log.positions.membership import (
+from airflow_provider_cdc.sources.mysql.log.commits import (
     TSID_BYTES,
     find_tsid,
     in_set,
     set_arrays,
+    tagged_gtid,
     tsid_bytes,
 )
 from airflow_provider_cdc.sources.mysql.log.walker import LogWalker

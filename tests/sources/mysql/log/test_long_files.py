@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.sources.api.window import LogSegment
-from airflow_provider_cdc.sources.mysql.log.positions.prefixes import prefix_of
+from airflow_provider_cdc.sources.mysql.log.prefixes import prefix_of
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, check_continuity, log_files
 from airflow_provider_cdc.sources.mysql.server.session import session
 from harness.mysql_server import MysqlServer

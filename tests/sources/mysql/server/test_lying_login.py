@@ -22,7 +22,7 @@ LOGIN_SECONDS = 0.5
 @pytest.fixture
 def on_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat 127.0.0.1 as another machine."""
-    monkeypatch.setattr("airflow_provider_cdc.sources.session.trust.is_local", lambda host: False)
+    monkeypatch.setattr("airflow_provider_cdc.sources.session.is_local", lambda host: False)
 
 
 def switching_to(plugin: bytes, data: bytes = NONCE + b"\0", then: bytes = b"") -> Callable[[MysqlPeer], object]:
@@ -148,7 +148,7 @@ class TestWhoGetsThePassword:
 
     def test_without_a_configured_authority_a_certificate_must_be_for_the_host(self) -> None:
         from airflow_provider_cdc.sources.mysql.server.session import _tls_arguments
-        from airflow_provider_cdc.sources.session.trust import trust_in
+        from airflow_provider_cdc.sources.session import trust_in
 
         settings = settings_for(1, tls={"mode": "verify_ca"})
         assert _tls_arguments(settings, trust_in(settings))["ssl"].check_hostname

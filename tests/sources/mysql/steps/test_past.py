@@ -26,7 +26,7 @@ from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import PreflightError, Problem, SourceUnavailable
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.checks.past import SINCE, STATEMENTS, Past, PastContext
-from airflow_provider_cdc.sources.mysql.log.positions.prefixes import Prefix, prefix_at
+from airflow_provider_cdc.sources.mysql.log.prefixes import Prefix, prefix_at
 from airflow_provider_cdc.sources.mysql.server import log_protocol
 from airflow_provider_cdc.sources.mysql.server.session import session
 from airflow_provider_cdc.sources.mysql.steps.past import resolve, wait_until_visible

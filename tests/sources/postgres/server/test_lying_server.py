@@ -48,7 +48,7 @@ WAYS: list[Open] = [session, replication_session, reading_session]
 @pytest.fixture
 def on_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat 127.0.0.1 as another machine."""
-    monkeypatch.setattr("airflow_provider_cdc.sources.session.trust.is_local", lambda host: False)
+    monkeypatch.setattr("airflow_provider_cdc.sources.session.is_local", lambda host: False)
 
 
 def settings_for(port: int, **changes: Any) -> ConnectionSettings:

@@ -5,7 +5,7 @@ statement as it needs to find the tables that the statement changes. If it canno
 ``NOT_UNDERSTOOD``, and the reader stops. Names are compared as in ``tracked_names``. This comparison never misses a
 table, but may stop a run because of a table with a similar name.
 
-The bytes of a statement may have several readings (`client_text`). One of them is the statement that the server
+The bytes of a statement may have several readings (`grammar.decode`). One of them is the statement that the server
 executed. So the effect is the worst one of all readings. A reading that the server could not have executed does not
 count.
 
@@ -26,8 +26,9 @@ from airflow_provider_cdc.sources.mysql.log.statements.alter_table import (
     made_index_of,
     made_or_dropped_index,
 )
-from airflow_provider_cdc.sources.mysql.log.statements.client_text import UTF8_NAMES
+from airflow_provider_cdc.sources.mysql.log.statements.column_changes import IdentityEffect, dropped_index, widest
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import (
+    UTF8_NAMES,
     NotTextError,
     Reader,
     Statement,
@@ -36,8 +37,6 @@ from airflow_provider_cdc.sources.mysql.log.statements.grammar import (
     is_known,
     known,
 )
-from airflow_provider_cdc.sources.mysql.log.statements.identity_effect import IdentityEffect, widest
-from airflow_provider_cdc.sources.mysql.log.statements.index_changes import dropped_index
 from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import TrackedNames
 
 # Finds the table that a logged statement writes to, if the text of the statement shows that there is only one.

@@ -7,7 +7,7 @@ and an ASCII letter to those of which it is the upper or lower case (İ, ı, ſ,
 a run may stop because of a table with a similar name, but no table is missed. The same rule is used if the server
 distinguishes upper and lower case.
 
-The server does not reject every name that it cannot convert from one character set to another (`client_text`):
+The server does not reject every name that it cannot convert from one character set to another (`grammar.decode`):
 
 - It replaces a character that it cannot convert with a question mark. It also logs names in this form. So a question
   mark is treated as equal to every non-ASCII character.
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from airflow_provider_cdc.core.tables.table import Table, TableName
-from airflow_provider_cdc.sources.mysql.tables.declarations import parse
+from airflow_provider_cdc.sources.mysql.tables.labels import parse
 from airflow_provider_cdc.sources.mysql.tables.partitions import has_known_engine, has_rows_in_partitions_only
 from airflow_provider_cdc.sources.mysql.tables.schema import may_lack_partitions
 

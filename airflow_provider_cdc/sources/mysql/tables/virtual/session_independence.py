@@ -11,19 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from airflow_provider_cdc.core.tables.table import Column
-from airflow_provider_cdc.sources.mysql.tables.declarations import parse as parse_type
+from airflow_provider_cdc.sources.mysql.tables.labels import parse as parse_type
 from airflow_provider_cdc.sources.mysql.tables.virtual import functions
-from airflow_provider_cdc.sources.mysql.tables.virtual.arguments import (
-    as_number,
-    letters,
-    of_bytes,
-    of_json,
-    of_moments,
-    of_numbers,
-)
-from airflow_provider_cdc.sources.mysql.tables.virtual.grammar import Node, NotUnderstood, parse
-from airflow_provider_cdc.sources.mysql.tables.virtual.special_forms import SPECIAL_FORMS
-from airflow_provider_cdc.sources.mysql.tables.virtual.values import (
+from airflow_provider_cdc.sources.mysql.tables.virtual.functions import (
     BINARY,
     BYTES,
     CAST,
@@ -41,13 +31,21 @@ from airflow_provider_cdc.sources.mysql.tables.virtual.values import (
     ZONE,
     Dependent,
     Value,
+    as_number,
     check_text,
     is_literal_of,
     joined,
+    letters,
     merged,
+    of_bytes,
     of_column,
+    of_json,
+    of_moments,
+    of_numbers,
     promoted,
 )
+from airflow_provider_cdc.sources.mysql.tables.virtual.grammar import Node, NotUnderstood, parse
+from airflow_provider_cdc.sources.mysql.tables.virtual.special_forms import SPECIAL_FORMS
 
 # Check that comparisons and searches have the same result in every session.
 

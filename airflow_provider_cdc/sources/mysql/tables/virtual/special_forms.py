@@ -7,15 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from airflow_provider_cdc.sources.mysql.tables.virtual import functions
-from airflow_provider_cdc.sources.mysql.tables.virtual.arguments import (
-    as_number,
-    of_bytes,
-    of_json,
-    of_moments,
-    of_numbers,
-)
-from airflow_provider_cdc.sources.mysql.tables.virtual.grammar import Node
-from airflow_provider_cdc.sources.mysql.tables.virtual.values import (
+from airflow_provider_cdc.sources.mysql.tables.virtual.functions import (
     BYTES,
     CAST,
     COLUMN,
@@ -30,12 +22,18 @@ from airflow_provider_cdc.sources.mysql.tables.virtual.values import (
     ZONE,
     Dependent,
     Value,
+    as_number,
     check_text,
     is_literal_of,
     joined,
+    of_bytes,
+    of_json,
+    of_moments,
+    of_numbers,
     promoted,
     session_text,
 )
+from airflow_provider_cdc.sources.mysql.tables.virtual.grammar import Node
 
 _DATE_OF_FORMAT = frozenset(["%Y-%m-%d", "%Y-%m-01", "%Y-01-01"])
 _SIZES = re.compile(r"\((\d+)")

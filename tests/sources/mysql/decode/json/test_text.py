@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
-from airflow_provider_cdc.sources.mysql.decode.json import text as module
-from airflow_provider_cdc.sources.mysql.decode.json.text import json_text, json_texts
+from airflow_provider_cdc.sources.mysql.decode import json_text as module
+from airflow_provider_cdc.sources.mysql.decode.json_text import json_text, json_texts
 from harness.mysql_server import MysqlServer
 from tests.seeds import examples
 from tests.sources.mysql.decode import json_reference

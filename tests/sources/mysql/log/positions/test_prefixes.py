@@ -13,7 +13,7 @@ import pytest
 
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.errors import LogGone, SourceReplaced, UnknownEvent
-from airflow_provider_cdc.sources.mysql.log.positions.prefixes import prefix_at, prefix_of
+from airflow_provider_cdc.sources.mysql.log.prefixes import prefix_at, prefix_of
 from airflow_provider_cdc.sources.mysql.server.log_history import previous_gtids
 from airflow_provider_cdc.sources.mysql.server.session import session
 from harness.mysql_server import MysqlServer

@@ -14,9 +14,8 @@ import pytest
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.sources.mysql.log.events import query
-from airflow_provider_cdc.sources.mysql.log.statements.client_text import decode
 from airflow_provider_cdc.sources.mysql.log.statements.column_changes import column_changes
-from airflow_provider_cdc.sources.mysql.log.statements.grammar import Statement
+from airflow_provider_cdc.sources.mysql.log.statements.grammar import Statement, decode
 from airflow_provider_cdc.sources.mysql.log.statements.meaning import Effect, meaning
 from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import TrackedNames
 from airflow_provider_cdc.sources.mysql.server import log_protocol

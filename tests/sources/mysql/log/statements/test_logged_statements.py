@@ -20,7 +20,7 @@ from airflow_provider_cdc.errors import CdcError, ImageNotWhole, SchemaChanged, 
 from airflow_provider_cdc.sources.mysql.log import events
 from airflow_provider_cdc.sources.mysql.log.events import query
 from airflow_provider_cdc.sources.mysql.log.statement_writes import check_writes
-from airflow_provider_cdc.sources.mysql.log.statements.client_text import (
+from airflow_provider_cdc.sources.mysql.log.statements.grammar import (
     CLIENT_CHARSETS,
     comment_starts,
     decode,

@@ -1,16 +1,13 @@
-"""Decides to which servers a password may be sent, by the same rules for every kind of database.
-
-An attacker in the network may impersonate the server, and must not learn the password. Two kinds of data reveal the
-password: the password itself, and the password encrypted with a key that the other side has just sent. Such data is
-sent only to a server whose identity is certain. This is the case if the server's certificate was verified, if the
-server is on this machine, or if it is in a network that the connection declares as trusted.
-"""
+"""What both kinds of databases share about sessions: the checks of certificates, and sessions that are kept open."""
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection
+import sys
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from airflow_provider_cdc.errors import CdcError, ConfigurationError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
@@ -135,3 +132,58 @@ def _is_yes(settings: ConnectionSettings, name: str) -> bool:
             hint="set the TLS setting to true, or clear it",
         )
     return setting in _YES
+
+
+# Keeps sessions open, so that several readers can use them one after the other. Opening a session takes longer than
+# reading a small table.
+
+
+Session = TypeVar("Session")
+
+
+class Kept:
+    """The open sessions of one Spark task or of one thread. The sessions are never used concurrently."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, tuple[ExitStack, Any]] = {}
+
+    @contextmanager
+    def use(self, kind: str, opened: Callable[[], AbstractContextManager[Session]]) -> Iterator[Session]:
+        """Return a context with the kept session of this kind. If the block raises an error, the session is closed, and
+        the next call opens a new session.
+
+        An error in the block is also passed to the context manager that ``opened`` returned.
+        """
+        if kind not in self._open:
+            stack = ExitStack()
+            self._open[kind] = stack, stack.enter_context(opened())
+        stack, session = self._open[kind]
+        try:
+            yield session
+        except BaseException:
+            del self._open[kind]
+            stack.__exit__(*sys.exc_info())
+            raise
+
+    def close(self) -> None:
+        """Close all sessions."""
+        while self._open:
+            stack, _ = self._open.popitem()[1]
+            stack.close()
+
+
+@contextmanager
+def keeping() -> Iterator[Kept]:
+    """Yield a `Kept`, and close its sessions at the end of the block."""
+    sessions = Kept()
+    try:
+        yield sessions
+    finally:
+        sessions.close()
+
+
+def session_of(
+    kept: Kept | None, kind: str, opened: Callable[[], AbstractContextManager[Session]]
+) -> AbstractContextManager[Session]:
+    """Return a context with the kept session of this kind, or with a new session if ``kept`` is None."""
+    return opened() if kept is None else kept.use(kind, opened)

@@ -1,6 +1,6 @@
 """Converts the binary JSON in row images of the log to the text that a SELECT of the column prints.
 
-The kernel of ``json.text`` converts the values of a column. This module raises an error for a value that the kernel
+The kernel of `json_texts` converts the values of a column. This module raises an error for a value that the kernel
 rejects.
 """
 
@@ -13,8 +13,7 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.kernels import bytes_of, inner, kernel, load16, load32, load64
 from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
-from airflow_provider_cdc.sources.mysql.decode.json import values
-from airflow_provider_cdc.sources.mysql.decode.json import values as json_values
+from airflow_provider_cdc.sources.mysql.decode import json_values
 
 # Kernels that parse MySQL's binary JSON and write the text that a SELECT of the column prints.
 #
@@ -76,7 +75,7 @@ def _write_document(data: Any, begin: int, end: int, stack: Any, out: Any, pos: 
     has the position of the error."""
     status[1] = begin
     if begin == end:
-        return values.write_ascii(_NULL, out, pos)
+        return json_values.write_ascii(_NULL, out, pos)
     # The value to write: its type, the start of its body, and the limit for its end.
     kind, at, bound = np.int64(data[begin]), begin + 1, end
     is_inlined = False
@@ -91,22 +90,22 @@ def _write_document(data: Any, begin: int, end: int, stack: Any, out: Any, pos: 
         status[1] = at
         if kind <= _LARGE_ARRAY:
             if depth == MAX_DEPTH:
-                return values.TOO_DEEP
+                return json_values.TOO_DEEP
             if depth:
                 _save(stack, depth - 1, holder, base, limit, bodies, count, left)
             depth += 1
             width = _offset_width(kind)
             if at + 2 * width > bound:
-                return values.CUT_OFF
+                return json_values.CUT_OFF
             count = left = _offset(data, at, width)
             size = _offset(data, at + width, width)
             entry = width + 1 + (width + 2 if kind <= _LARGE_OBJECT else 0)
             holder, base, limit, bodies = kind, at, at + size, at + 2 * width + count * entry
             if limit > bound or bodies > limit:
-                return values.CUT_OFF
+                return json_values.CUT_OFF
             unread -= bodies - base
             if pos == len(out):
-                return values.FULL
+                return json_values.FULL
             out[pos] = _OPEN_OBJECT if kind <= _LARGE_OBJECT else _OPEN_ARRAY
             pos += 1
         elif kind in (_STRING, _OPAQUE):
@@ -115,28 +114,28 @@ def _write_document(data: Any, begin: int, end: int, stack: Any, out: Any, pos: 
                 return length
             unread -= start + length - at
             if unread < 0:
-                return values.OVERLAP
+                return json_values.OVERLAP
             if kind == _STRING:
-                pos = values.write_string(data, start, length, out, pos)
+                pos = json_values.write_string(data, start, length, out, pos)
             else:
-                pos = values.write_opaque(data, np.int64(data[at]), start, length, out, pos)
+                pos = json_values.write_opaque(data, np.int64(data[at]), start, length, out, pos)
         elif kind <= _DOUBLE:
             size = _SIZES[kind]
             if at + size > bound:
-                return values.CUT_OFF
+                return json_values.CUT_OFF
             if not is_inlined:
                 unread -= size
             pos = _write_fixed(kind, data, at, out, pos)
         else:
-            return values.UNKNOWN_TYPE
+            return json_values.UNKNOWN_TYPE
         if unread < 0:
-            return values.OVERLAP
+            return json_values.OVERLAP
         if pos < 0:
             return pos
 
         while depth and left == 0:
             if pos == len(out):
-                return values.FULL
+                return json_values.FULL
             out[pos] = _CLOSE_OBJECT if holder <= _LARGE_OBJECT else _CLOSE_ARRAY
             pos += 1
             depth -= 1
@@ -147,7 +146,7 @@ def _write_document(data: Any, begin: int, end: int, stack: Any, out: Any, pos: 
 
         width = _offset_width(holder)
         if left < count:
-            pos = values.write_ascii(_COMMA, out, pos)
+            pos = json_values.write_ascii(_COMMA, out, pos)
             if pos < 0:
                 return pos
         if holder <= _LARGE_OBJECT:
@@ -156,16 +155,16 @@ def _write_document(data: Any, begin: int, end: int, stack: Any, out: Any, pos: 
             length = load16(data, entry + width)
             status[1] = entry
             if start < bodies:
-                return values.BAD_OFFSET
+                return json_values.BAD_OFFSET
             if start + length > limit:
-                return values.CUT_OFF
+                return json_values.CUT_OFF
             unread -= length
             if unread < 0:
-                return values.OVERLAP
-            pos = values.write_string(data, start, length, out, pos)
+                return json_values.OVERLAP
+            pos = json_values.write_string(data, start, length, out, pos)
             if pos < 0:
                 return pos
-            pos = values.write_ascii(_COLON, out, pos)
+            pos = json_values.write_ascii(_COLON, out, pos)
             if pos < 0:
                 return pos
         entry = bodies - left * (width + 1)
@@ -178,7 +177,7 @@ def _write_document(data: Any, begin: int, end: int, stack: Any, out: Any, pos: 
             at, bound = base + _offset(data, entry + 1, width), limit
             if at < bodies:
                 status[1] = entry
-                return values.BAD_OFFSET
+                return json_values.BAD_OFFSET
 
 
 @inner
@@ -187,12 +186,12 @@ def _write_fixed(kind: int, data: Any, at: int, out: Any, pos: int) -> int:
     if kind == _LITERAL:
         literal = data[at]
         if literal > 2:
-            return values.BAD_LITERAL
-        return values.write_ascii(_NULL if literal == 0 else _TRUE if literal == 1 else _FALSE, out, pos)
+            return json_values.BAD_LITERAL
+        return json_values.write_ascii(_NULL if literal == 0 else _TRUE if literal == 1 else _FALSE, out, pos)
     if kind == _DOUBLE:
-        return values.write_double(np.uint64(load64(data, at)), out, pos)
+        return json_values.write_double(np.uint64(load64(data, at)), out, pos)
     if kind == _UINT64:
-        return values.write_integer(load64(data, at), False, out, pos)
+        return json_values.write_integer(load64(data, at), False, out, pos)
     if kind == _INT16:
         value = np.int64(np.int16(load16(data, at)))
     elif kind == _INT32:
@@ -201,7 +200,7 @@ def _write_fixed(kind: int, data: Any, at: int, out: Any, pos: int) -> int:
         value = load64(data, at)
     else:
         value = _offset(data, at, _SIZES[kind])
-    return values.write_integer(value, True, out, pos)
+    return json_values.write_integer(value, True, out, pos)
 
 
 @inner
@@ -211,13 +210,13 @@ def _sized(data: Any, at: int, bound: int) -> tuple[int, int]:
     length = 0
     for index in range(5):
         if at + index >= bound:
-            return at, values.CUT_OFF
+            return at, json_values.CUT_OFF
         byte = np.int64(data[at + index])
         length |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
             start = at + index + 1
-            return start, length if length <= bound - start else values.CUT_OFF
-    return at, values.BAD_LENGTH
+            return start, length if length <= bound - start else json_values.CUT_OFF
+    return at, json_values.BAD_LENGTH
 
 
 @inner

@@ -27,9 +27,9 @@ from airflow_provider_cdc.core.kernels import Bytes, Int64s
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.errors import DecodeError, LogGone, SourceReplaced, UnknownEvent
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.log import commits
+from airflow_provider_cdc.sources.mysql.log.commits import TSID_BYTES, set_arrays, tsid_parts
 from airflow_provider_cdc.sources.mysql.log.dump import TABLES, Dump
-from airflow_provider_cdc.sources.mysql.log.positions import commits
-from airflow_provider_cdc.sources.mysql.log.positions.membership import TSID_BYTES, set_arrays, tsid_parts
 from airflow_provider_cdc.sources.mysql.server import log_protocol
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, log_files, previous_gtids, stamp_of
 from airflow_provider_cdc.sources.mysql.server.session import Connection, session, value

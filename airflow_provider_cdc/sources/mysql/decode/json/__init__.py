@@ -1,1 +1,0 @@
-"""Conversion of MySQL's binary JSON to text."""

@@ -1,1 +1,0 @@
-"""GTID sets as positions in the binary log."""

@@ -1,1 +1,0 @@
-"""Code for sessions that both kinds of databases share."""
