@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.options.lake import FeedOptions, LakeOptions, MergeOptions
+from airflow_provider_cdc.core.options.feeds import FeedOptions
+from airflow_provider_cdc.core.options.lake import LakeOptions, MergeOptions
 from airflow_provider_cdc.core.options.run import AUTO, LimitOptions, LockPolicy, LogOptions, StepOptions, TableOptions
 from airflow_provider_cdc.core.run.manifest import MissedPast, TablePlan
 from airflow_provider_cdc.core.run.release import release

@@ -45,7 +45,8 @@ from airflow_provider_cdc.core.options.declare import (
     one_of,
     option,
 )
-from airflow_provider_cdc.core.options.lake import FeedOptions, LakeOptions, MergeOptions
+from airflow_provider_cdc.core.options.feeds import FeedOptions
+from airflow_provider_cdc.core.options.lake import LakeOptions, MergeOptions
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import PreflightError, Problem
 
