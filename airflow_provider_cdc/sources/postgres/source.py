@@ -135,7 +135,7 @@ class PostgresSource(CarriesReads, Source):
         return roll_forward.refusals_since(self.settings, facts, at, tables, to, options, *bounds)
 
     def new_columns(self, table: Table, era: Era) -> pa.RecordBatch:
-        from airflow_provider_cdc.sources.postgres.decode.carried_images import new_columns
+        from airflow_provider_cdc.sources.postgres.decode.images import new_columns
 
         return new_columns(table, era)
 
@@ -176,12 +176,12 @@ class PostgresSource(CarriesReads, Source):
         return needed_log(self.settings, PostgresFacts.of(identity))
 
     def waiting(self, initial: Position, identity: Facts, place: LogEnd) -> Waiting:
-        from airflow_provider_cdc.sources.postgres.log import pieces
+        from airflow_provider_cdc.sources.postgres.log import segments as pieces
 
         return pieces.waiting(self.settings, Lsn.expect(initial), PostgresFacts.of(identity), place)
 
     def check_joined(self, start: LogEnd, end: LogEnd, initial: Position, identity: Facts) -> None:
-        from airflow_provider_cdc.sources.postgres.log import pieces
+        from airflow_provider_cdc.sources.postgres.log import segments as pieces
 
         pieces.check_joined(self.settings, start, end, Lsn.expect(initial), PostgresFacts.of(identity))
 
@@ -189,17 +189,17 @@ class PostgresSource(CarriesReads, Source):
         return end_mark.log_end(Lsn.expect(position))
 
     def is_before(self, one: LogEnd, other: LogEnd) -> bool:
-        from airflow_provider_cdc.sources.postgres.log import pieces
+        from airflow_provider_cdc.sources.postgres.log import segments as pieces
 
         return pieces.place_is_before(one, other)
 
     def is_within(self, position: str, upper: Position) -> bool:
-        from airflow_provider_cdc.sources.postgres.log import pieces
+        from airflow_provider_cdc.sources.postgres.log import segments as pieces
 
         return pieces.is_within(position, upper)
 
     def acknowledge(self, identity: Facts, end: LogEnd) -> None:
-        from airflow_provider_cdc.sources.postgres.log import pieces
+        from airflow_provider_cdc.sources.postgres.log import segments as pieces
 
         pieces.acknowledge(self.settings, PostgresFacts.of(identity), end)
 

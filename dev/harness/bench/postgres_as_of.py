@@ -101,7 +101,7 @@ def _copy(ours: Contender, order: Order) -> dict[str, Any]:
 
 def _find_times(address: Address, begun: datetime, ended: datetime) -> list[float]:
     from airflow_provider_cdc.sources.postgres.server.session import session
-    from airflow_provider_cdc.sources.postgres.slots.position_of_time import prefix_at
+    from airflow_provider_cdc.sources.postgres.slots.commits import prefix_at
     from airflow_provider_cdc.sources.postgres.slots.standing_record import name_of
     from airflow_provider_cdc.sources.postgres.steps.standing_slot import usable
 

@@ -10,9 +10,9 @@ from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError, Problem
 from airflow_provider_cdc.sources.planning import patterns as patterns_of_tables
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog
+from airflow_provider_cdc.sources.postgres.catalog.safe_views import view_problems
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves
-from airflow_provider_cdc.sources.postgres.catalog.views.safe_views import view_problems
-from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import VIEW
+from airflow_provider_cdc.sources.postgres.catalog.view_definitions import VIEW
 from airflow_provider_cdc.sources.postgres.server.session import query, quote
 
 _TABLE, _PARTITION = "table", "partition"

@@ -15,7 +15,7 @@ from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves
-from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import MATERIALIZED, VIEW
+from airflow_provider_cdc.sources.postgres.catalog.view_definitions import MATERIALIZED, VIEW
 from airflow_provider_cdc.sources.postgres.server.session import query, quote
 
 FULL = "f"

@@ -14,7 +14,7 @@ import psycopg
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import Problem, SchemaChanged
 from airflow_provider_cdc.sources.planning.patterns import exactly
-from airflow_provider_cdc.sources.postgres.catalog import publication_scope
+from airflow_provider_cdc.sources.postgres.catalog import catalog_snapshot, view_definitions
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import (
     Catalog,
     CatalogChanged,
@@ -22,7 +22,6 @@ from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import (
     read_catalog,
 )
 from airflow_provider_cdc.sources.postgres.catalog.type_catalog import read_types
-from airflow_provider_cdc.sources.postgres.catalog.views import view_definitions
 from airflow_provider_cdc.sources.postgres.server.session import (
     Connection,
     error_text,
@@ -138,7 +137,7 @@ def read_tables(catalog: Catalog, names: Sequence[TableName], publication: str =
     - ``children``, the tables that inherit from the table and are not its partitions;
     - ``via_root``: whether the log reports changes of partitions under the root's name; ``as_root``: whether the log
       does so for partitions of this table;
-    - ``version`` and ``placed``: see `publication_scope`;
+    - ``version`` and ``placed``: see `catalog_snapshot.described`;
     - ``key``, the OID of the constraint that keeps the key unique, or of the index if there is no constraint;
       ``key_version``, a value that changes if the key is dropped and created again; ``keys``, the columns of every key
       of the table, by key version.
@@ -160,7 +159,7 @@ def read_tables(catalog: Catalog, names: Sequence[TableName], publication: str =
     trees = dict(query(catalog, TREES, (oids,)))
     via_root = bool(query(catalog, "SELECT 1 FROM pg_publication WHERE pubname = %s AND pubviaroot", (publication,)))
     own_leaves = {oid: [leaf.oid for leaf, _ in table_leaves] for oid, (table_leaves, _, _) in held.items()}
-    versions = publication_scope.read_versions(catalog, [*oids, *chain.from_iterable(own_leaves.values())])
+    versions = catalog_snapshot.read_versions(catalog, [*oids, *chain.from_iterable(own_leaves.values())])
     tables = []
     for name in names:
         if name not in relations:
@@ -184,7 +183,7 @@ def read_tables(catalog: Catalog, names: Sequence[TableName], publication: str =
             "children": children.get(oid, []),
             "via_root": via_root,
             "as_root": kind == "p" and via_root,
-            **publication_scope.described(versions, oid, own_leaves.get(oid, [])),
+            **catalog_snapshot.described(versions, oid, own_leaves.get(oid, [])),
             "key": key_oid,
             "key_version": key_version,
             "keys": {version: list(own_key) for _, own_key, _, version in usable},

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.tables.table import CarriedField, Column, Era, Evolution, Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
-from airflow_provider_cdc.sources.postgres.catalog import publication_scope
+from airflow_provider_cdc.sources.postgres.catalog import catalog_snapshot, view_definitions
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import catalog_at
 from airflow_provider_cdc.sources.postgres.catalog.schema import (
     HINT,
@@ -22,7 +22,6 @@ from airflow_provider_cdc.sources.postgres.catalog.schema import (
     present_tables,
 )
 from airflow_provider_cdc.sources.postgres.catalog.types import arrow_schema, base_type
-from airflow_provider_cdc.sources.postgres.catalog.views import view_definitions
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote
 
 AT_UPPER = "at_upper"
@@ -89,7 +88,7 @@ def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
         return "it, or a relation that it reads, was altered, rewritten or truncated, or its partitions changed"
     if now.details["children"] != recorded.details["children"]:
         return "other tables inherit from it now"
-    if what := publication_scope.moved(recorded.details, now.details):
+    if what := catalog_snapshot.moved(recorded.details, now.details):
         return what
     whole = versions or recorded.details.get("as_root", True)
     tree, tree_now = set(recorded.details["tree"]), set(now.details["tree"])

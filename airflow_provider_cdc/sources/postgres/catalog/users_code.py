@@ -28,7 +28,7 @@ from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import ConfigurationError, Problem
 from airflow_provider_cdc.sources.postgres.catalog.schema import Leaf, leaves
 from airflow_provider_cdc.sources.postgres.catalog.types import select_list, unmapped
-from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import VIEW
+from airflow_provider_cdc.sources.postgres.catalog.view_definitions import VIEW
 from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.session import (
     APPLICATION,

@@ -13,7 +13,7 @@ from airflow_provider_cdc.sources.postgres.catalog.named_tables import relation_
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import identity_problem
 from airflow_provider_cdc.sources.postgres.catalog.schema import inheritance_problems
 from airflow_provider_cdc.sources.postgres.catalog.types import leaving_out, unmapped
-from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import MATERIALIZED, VIEW
+from airflow_provider_cdc.sources.postgres.catalog.view_definitions import MATERIALIZED, VIEW
 from airflow_provider_cdc.sources.postgres.checks.context import CatalogContext, TablesContext, UserContext
 from airflow_provider_cdc.sources.postgres.server.session import quote
 

@@ -31,7 +31,7 @@ from airflow_provider_cdc.sources.postgres.catalog.schema import Leaf, leaves
 from airflow_provider_cdc.sources.postgres.catalog.schema_difference import AT_UPPER
 from airflow_provider_cdc.sources.postgres.catalog.types import ColumnType, Family, column_types
 from airflow_provider_cdc.sources.postgres.catalog.users_code import INDEXES_BY_USERS
-from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import MATERIALIZED, VIEW
+from airflow_provider_cdc.sources.postgres.catalog.view_definitions import MATERIALIZED, VIEW
 from airflow_provider_cdc.sources.postgres.chunking import key_ranges
 from airflow_provider_cdc.sources.postgres.chunking.key_ranges import spelt_edge
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote

@@ -28,7 +28,7 @@ from airflow_provider_cdc.sources.postgres.catalog.schema import Leaf
 from airflow_provider_cdc.sources.postgres.catalog.types import base_type
 from airflow_provider_cdc.sources.postgres.catalog.users_code import INDEXES_BY_USERS, is_unplannable
 from airflow_provider_cdc.sources.postgres.chunking.pushed_conditions import pushed_condition, pushed_span, spelt_value
-from airflow_provider_cdc.sources.postgres.decode.tuple_data import TEXT_VALUE
+from airflow_provider_cdc.sources.postgres.server.pgoutput import TEXT_VALUE
 from airflow_provider_cdc.sources.postgres.server.session import Connection, literal, query, quote
 
 Range = tuple[int | str | None, int | str | None, int]

@@ -14,7 +14,7 @@ from airflow_provider_cdc.sources.planning.survey import gave_up, problems_of
 from airflow_provider_cdc.sources.postgres.catalog.schema import Leaf, leaves, present_tables
 from airflow_provider_cdc.sources.postgres.catalog.types import ColumnType, Family, column_types
 from airflow_provider_cdc.sources.postgres.catalog.users_code import is_unplannable
-from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import VIEW
+from airflow_provider_cdc.sources.postgres.catalog.view_definitions import VIEW
 from airflow_provider_cdc.sources.postgres.server.server import naming_blockers
 from airflow_provider_cdc.sources.postgres.server.session import query, quote, session, value
 

@@ -32,15 +32,15 @@ from airflow_provider_cdc.errors import DecodeError, SchemaChanged, ValueNotRepr
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue, check_noted, naming_key, note
 from airflow_provider_cdc.sources.log.netting import ALL_GOOD, NULL, Located
 from airflow_provider_cdc.sources.postgres.catalog.types import ColumnType, Family, arrow_schema, column_types
-from airflow_provider_cdc.sources.postgres.decode.calendar import (
+from airflow_provider_cdc.sources.postgres.decode.image_cells import (
     DAY_MICROS,
     FIRST_DAY,
     FIRST_MICRO,
+    image_array,
     text_of_day,
     text_of_micro,
     text_of_time,
 )
-from airflow_provider_cdc.sources.postgres.decode.image_cells import image_array
 
 # Splits the texts of arrays into their elements.
 #

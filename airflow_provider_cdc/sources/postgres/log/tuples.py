@@ -19,8 +19,8 @@ from airflow_provider_cdc.core.kernels import (
     wrapping_multiply,
 )
 from airflow_provider_cdc.sources.log.netting import Net, key_place
-from airflow_provider_cdc.sources.postgres.decode.tuple_data import NULL_VALUE, TEXT_VALUE, UNCHANGED_VALUE
 from airflow_provider_cdc.sources.postgres.log.walk_state import BAD_TUPLE, CONSTANT, NOT_READ, SHAPE
+from airflow_provider_cdc.sources.postgres.server.pgoutput import NULL_VALUE, TEXT_VALUE, UNCHANGED_VALUE
 
 
 @inner

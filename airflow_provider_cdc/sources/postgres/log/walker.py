@@ -30,12 +30,11 @@ from airflow_provider_cdc.sources.log.changes import ChangeLog
 from airflow_provider_cdc.sources.log.delta import NetChange
 from airflow_provider_cdc.sources.postgres.catalog.schema import columns_of, leaves
 from airflow_provider_cdc.sources.postgres.catalog.schema_difference import DROPPED, number_of
-from airflow_provider_cdc.sources.postgres.decode.tuple_data import constant_field
 from airflow_provider_cdc.sources.postgres.log import walk_state
 from airflow_provider_cdc.sources.postgres.log.tuples import find_relation
 from airflow_provider_cdc.sources.postgres.log.walk import MOST_RECORDS, walk
 from airflow_provider_cdc.sources.postgres.server import pgoutput
-from airflow_provider_cdc.sources.postgres.server.pgoutput import RelationMessage
+from airflow_provider_cdc.sources.postgres.server.pgoutput import RelationMessage, constant_field
 from airflow_provider_cdc.sources.postgres.slots.end_mark import EndMark
 
 # Finds out which columns a tuple of the log has, for a table whose columns were changed since its base copy.

@@ -97,7 +97,7 @@ class CarriesReads:
 
     def carry_images(self, table: Table, columns: Sequence[Column], images: pa.BinaryArray) -> pa.BinaryArray:
         # Import this module late, because its kernel takes a second to load.
-        from airflow_provider_cdc.sources.postgres.decode.carried_images import carry_images
+        from airflow_provider_cdc.sources.postgres.decode.images import carry_images
 
         return carry_images(table, columns, images)
 

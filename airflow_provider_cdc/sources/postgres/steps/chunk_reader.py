@@ -30,9 +30,9 @@ from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.postgres.catalog import users_code
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
 from airflow_provider_cdc.sources.postgres.catalog.named_tables import relation_problems
+from airflow_provider_cdc.sources.postgres.catalog.safe_views import check_view_read
 from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, RENAMED, REWRITTEN, Leaf, columns_of, leaves
-from airflow_provider_cdc.sources.postgres.catalog.views.safe_views import check_view_read
-from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import MATERIALIZED, VIEW
+from airflow_provider_cdc.sources.postgres.catalog.view_definitions import MATERIALIZED, VIEW
 from airflow_provider_cdc.sources.postgres.checks.privileges import Privileges
 from airflow_provider_cdc.sources.postgres.chunking.chunks import place
 from airflow_provider_cdc.sources.postgres.chunking.key_ranges import ONE_BY_ONE, KeyLookup

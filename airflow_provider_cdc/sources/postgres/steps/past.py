@@ -44,8 +44,7 @@ from airflow_provider_cdc.sources.postgres.server.session import (
 )
 from airflow_provider_cdc.sources.postgres.slots import end_mark, run_publication, slots, transaction_waits
 from airflow_provider_cdc.sources.postgres.slots.catalog_versions import already_so
-from airflow_provider_cdc.sources.postgres.slots.commits import advance
-from airflow_provider_cdc.sources.postgres.slots.position_of_time import prefix_at, remember
+from airflow_provider_cdc.sources.postgres.slots.commits import advance, prefix_at, remember
 from airflow_provider_cdc.sources.postgres.slots.standing_record import (
     emit_commit,
     format_micros,

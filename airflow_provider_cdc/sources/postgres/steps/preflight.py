@@ -18,7 +18,7 @@ from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catal
 from airflow_provider_cdc.sources.postgres.catalog.named_tables import resolve
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed
 from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
-from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import MATERIALIZED, VIEW
+from airflow_provider_cdc.sources.postgres.catalog.view_definitions import MATERIALIZED, VIEW
 from airflow_provider_cdc.sources.postgres.checks.asked import OF_A_REQUEST, OF_SERVER, OF_TABLES
 from airflow_provider_cdc.sources.postgres.checks.context import CatalogContext, RequestContext, UserContext
 from airflow_provider_cdc.sources.postgres.checks.tables import rewind_problems

@@ -218,7 +218,7 @@ def check_new_columns(tables: Sequence[Table]) -> None:
     :raises ValueNotRepresentable: it has not.
     """
     # This module is imported only here, because its kernels take a second to load.
-    from airflow_provider_cdc.sources.postgres.decode.carried_images import new_columns
+    from airflow_provider_cdc.sources.postgres.decode.images import new_columns
 
     for table in tables:
         for era in table.eras:

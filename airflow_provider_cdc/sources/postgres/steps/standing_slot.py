@@ -33,15 +33,14 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed, whole_rows
 from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
-from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import MATERIALIZED, VIEW
+from airflow_provider_cdc.sources.postgres.catalog.view_definitions import MATERIALIZED, VIEW
 from airflow_provider_cdc.sources.postgres.checks.asked import SETTINGS
 from airflow_provider_cdc.sources.postgres.checks.context import ServerContext
 from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.server import identity
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote, session, value
 from airflow_provider_cdc.sources.postgres.slots import run_publication, slots, transaction_waits
-from airflow_provider_cdc.sources.postgres.slots.commits import advance
-from airflow_provider_cdc.sources.postgres.slots.position_of_time import prefix_at
+from airflow_provider_cdc.sources.postgres.slots.commits import advance, prefix_at
 from airflow_provider_cdc.sources.postgres.slots.standing_record import (
     Join,
     Joined,

@@ -24,7 +24,7 @@ from airflow_provider_cdc.sources.planning.survey import survey, survey_past
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.server.session import session
 from airflow_provider_cdc.sources.postgres.slots import commits, slots
-from airflow_provider_cdc.sources.postgres.slots.position_of_time import prefix_at, remember
+from airflow_provider_cdc.sources.postgres.slots.commits import prefix_at, remember
 from airflow_provider_cdc.sources.postgres.slots.standing_record import format_micros, store
 from airflow_provider_cdc.sources.postgres.steps import past
 from tests.conftest import PostgresFactory

@@ -15,11 +15,11 @@ import psycopg
 
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import Problem, SchemaChanged, SourceUnavailable
+from airflow_provider_cdc.sources.postgres.catalog import view_definitions
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog
 from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, Leaf
 from airflow_provider_cdc.sources.postgres.catalog.types import NAMES_OF_OBJECTS
-from airflow_provider_cdc.sources.postgres.catalog.views import view_definitions
-from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import (
+from airflow_provider_cdc.sources.postgres.catalog.view_definitions import (
     FIRST_OWN_OID,
     MATERIALIZED,
     VIEW,

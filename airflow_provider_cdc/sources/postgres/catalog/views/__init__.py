@@ -1,1 +1,0 @@
-"""Database views: what they read, and whether all sessions of a run see the same rows"""
