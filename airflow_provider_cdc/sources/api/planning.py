@@ -14,7 +14,6 @@ from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Parts, Table, whole_tables
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, PreflightError, Problem, TransientError
-from airflow_provider_cdc.sources.api.source import Source
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -199,7 +198,7 @@ def one_number(signal: str, rows: Sequence[Sequence[object]]) -> float:
     return number
 
 
-def check_load(source: Source, signals: Collection[str]) -> None:
+def check_load(source: Planning, signals: Collection[str]) -> None:
     """Check, before a run begins, that each signal can be measured.
 
     :raises PreflightError: some signals cannot be measured. The error lists all of them.

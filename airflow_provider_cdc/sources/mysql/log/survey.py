@@ -23,12 +23,9 @@ from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, 
 from airflow_provider_cdc.sources.mysql.log import refusals, walk_state
 from airflow_provider_cdc.sources.mysql.log.dump import Dump
 from airflow_provider_cdc.sources.mysql.log.segments import SegmentEras, cut
-from airflow_provider_cdc.sources.mysql.log.statements.column_changes import (
-    ColumnChanges,
-    IdentityEffect,
-    column_changes,
-)
+from airflow_provider_cdc.sources.mysql.log.statements.column_changes import ColumnChanges, column_changes
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import Statement
+from airflow_provider_cdc.sources.mysql.log.statements.index_changes import IdentityEffect
 from airflow_provider_cdc.sources.mysql.log.statements.meaning import Effect, Meaning, meaning
 from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import names_of
 from airflow_provider_cdc.sources.mysql.log.walker import LogWalker

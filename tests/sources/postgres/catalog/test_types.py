@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError
-from airflow_provider_cdc.sources.postgres import PostgresSource, source
+from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.catalog.types import arrow_schema, column_types, unmapped
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 from airflow_provider_cdc.sources.postgres.server.session import session
 from airflow_provider_cdc.sources.postgres.server.session_variables import SESSION_SETTINGS
+from airflow_provider_cdc.sources.postgres.source import reading
 from harness.postgres_server import PostgresServer
 from tests.seeds import examples
 from tests.sources.postgres.backends import wait_for
@@ -283,7 +284,7 @@ def test_any_row_of_any_types_is_the_same_in_all_ways(
 def test_an_idle_session_that_alters_a_type_has_no_run_wait_for_the_statements_of_others(
     postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source, "_ALTERED_SECONDS", 0.5)
+    monkeypatch.setattr(reading, "_ALTERED_SECONDS", 0.5)
     postgres.query("CREATE TYPE mood AS ENUM ('glad'); CREATE TABLE a (id int PRIMARY KEY, m mood)", database=database)
     postgres.query("CREATE TABLE other (id int)", database=database)
     here = settings(postgres, database)

@@ -20,7 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from airflow_provider_cdc.core.tables.table import TableName
-from airflow_provider_cdc.sources.mysql.log.statements.column_changes import (
+from airflow_provider_cdc.sources.mysql.log.statements.grammar import Reader, UnreadableError
+from airflow_provider_cdc.sources.mysql.log.statements.index_changes import (
     IdentityEffect,
     added_index,
     dropped_index,
@@ -29,7 +30,6 @@ from airflow_provider_cdc.sources.mysql.log.statements.column_changes import (
     made_index,
     widest,
 )
-from airflow_provider_cdc.sources.mysql.log.statements.grammar import Reader, UnreadableError
 from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import TrackedNames
 
 # Recognizes partition changes of copied tables that do not stop the run because they change no row.

@@ -26,7 +26,6 @@ from airflow_provider_cdc.sources.mysql.log.statements.alter_table import (
     made_index_of,
     made_or_dropped_index,
 )
-from airflow_provider_cdc.sources.mysql.log.statements.column_changes import IdentityEffect, dropped_index, widest
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import (
     UTF8_NAMES,
     NotTextError,
@@ -37,6 +36,7 @@ from airflow_provider_cdc.sources.mysql.log.statements.grammar import (
     is_known,
     known,
 )
+from airflow_provider_cdc.sources.mysql.log.statements.index_changes import IdentityEffect, dropped_index, widest
 from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import TrackedNames
 
 # Finds the table that a logged statement writes to, if the text of the statement shows that there is only one.

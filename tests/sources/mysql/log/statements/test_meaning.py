@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.tables.table import TableName
-from airflow_provider_cdc.sources.mysql.log.statements.column_changes import IdentityEffect
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import Statement
+from airflow_provider_cdc.sources.mysql.log.statements.index_changes import IdentityEffect
 from airflow_provider_cdc.sources.mysql.log.statements.meaning import Effect, Meaning, meaning
 from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import TrackedNames
 

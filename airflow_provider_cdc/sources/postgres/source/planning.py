@@ -1,0 +1,77 @@
+"""Plans runs: checks, tables and their schemas, chunks, and what the server keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core.options.run import AS_DECLARED, TableOptions
+from airflow_provider_cdc.core.positions.as_of import AsOf
+from airflow_provider_cdc.core.run.manifest import TablePlan
+from airflow_provider_cdc.core.tables.chunk import Chunk
+from airflow_provider_cdc.core.tables.table import Parts, Table, whole_tables
+from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.planning import Planning, Reach, Runway
+from airflow_provider_cdc.sources.postgres.catalog import schema, types
+from airflow_provider_cdc.sources.postgres.chunking import chunks, sample
+from airflow_provider_cdc.sources.postgres.server import server
+from airflow_provider_cdc.sources.postgres.server.session import session
+from airflow_provider_cdc.sources.postgres.steps import preflight
+from airflow_provider_cdc.sources.postgres.steps.check_identity import has_reached, runway
+from airflow_provider_cdc.sources.session import Kept, session_of
+
+
+class PostgresPlanning(Planning):
+    """`Planning` for PostgreSQL."""
+
+    settings: ConnectionSettings
+    _kept: Kept | None
+
+    def preflight(
+        self, patterns: Sequence[str], options: TableOptions = AS_DECLARED, parts: Parts = whole_tables
+    ) -> list[TablePlan]:
+        return preflight.preflight(self.settings, patterns, options, parts)
+
+    def check_server(self) -> list[Problem]:
+        return preflight.check_server(self.settings)
+
+    def tables_of(self, plans: Sequence[TablePlan]) -> list[Table]:
+        with session(self.settings) as connection:
+            tables = schema.present_tables(connection, [plan.table for plan in plans])
+        return [replace(table, options=plan.options) for plan, table in zip(plans, tables, strict=True)]
+
+    def comparable_texts(self, table: Table) -> dict[str, str]:
+        return types.comparable_texts(table)
+
+    def arrow_schema(self, table: Table) -> pa.Schema:
+        return types.arrow_schema(table)
+
+    def column_identities(self, table: Table) -> dict[str, str]:
+        return schema.column_identities(table)
+
+    def pushed_condition(self, table: Table) -> str:
+        from airflow_provider_cdc.sources.postgres.chunking import pushed_conditions
+
+        return pushed_conditions.pushed_condition(table)
+
+    def sample(self, plans: Sequence[TablePlan]) -> list[Problem]:
+        return sample.sample(self.settings, plans)
+
+    def plan_chunks(self, table: Table, chunk_rows: int) -> list[Chunk]:
+        with session_of(self._kept, "planning", lambda: session(self.settings)) as connection:
+            return chunks.plan_chunks(connection, table, chunk_rows)
+
+    def key_range(self, table: Table, low: int | None, high: int | None) -> list[Chunk]:
+        return chunks.key_range(table, low, high)
+
+    def load(self, signals: Sequence[str]) -> Mapping[str, float]:
+        return server.load(self.settings, signals)
+
+    def runway(self) -> Runway:
+        return runway(self.settings)
+
+    def has_reached(self, target: AsOf) -> Reach:
+        return has_reached(self.settings, target)
