@@ -39,7 +39,7 @@ from airflow_provider_cdc.operators.spark.launch import driver_environment
 from airflow_provider_cdc.operators.spark.step import QUIET, SparkStepOperator, dag_run_name
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.report.facts import Failed
-from airflow_provider_cdc.report.page import write_union, write_union_failure
+from airflow_provider_cdc.report.merged import write_union, write_union_failure
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
 if TYPE_CHECKING:

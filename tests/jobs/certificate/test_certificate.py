@@ -20,7 +20,7 @@ from airflow_provider_cdc.errors import CopyMismatch
 from airflow_provider_cdc.jobs.roll_forward import task
 from airflow_provider_cdc.jobs.roll_forward.rolled_file import RolledFile
 from airflow_provider_cdc.jobs.roll_forward.task import IncomingRows
-from airflow_provider_cdc.report.facts import certificate_page
+from airflow_provider_cdc.report.certificates import certificate_page
 from airflow_provider_cdc.report.page import to_markdown
 from airflow_provider_cdc.sinks.registry import open_sink
 from tests.core.digest import recompute
