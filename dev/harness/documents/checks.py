@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from airflow_provider_cdc.core.checks import Check, Moment
-from airflow_provider_cdc.core.kinds import KINDS
+from airflow_provider_cdc.core.positions.kinds import KINDS
 
 _MODULES: Mapping[str, Sequence[str]] = {
     "run": ("operators.arguments.checks", "jobs.checks"),
