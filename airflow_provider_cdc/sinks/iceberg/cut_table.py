@@ -57,9 +57,8 @@ from airflow_provider_cdc.sinks.iceberg.catalog import (
     send,
 )
 from airflow_provider_cdc.sinks.iceberg.commit import COPY, CommittedTable, has_snapshot, property_of
-from airflow_provider_cdc.sinks.iceberg.producer import replace_files
+from airflow_provider_cdc.sinks.iceberg.producer import data_file, delete_unnamed, replace_files
 from airflow_provider_cdc.sinks.iceberg.table import DATA, RUN_ID
-from airflow_provider_cdc.sinks.iceberg.table_files import data_file, delete_unnamed
 from airflow_provider_cdc.sinks.registry import CUTS_NAMESPACE
 
 if TYPE_CHECKING:

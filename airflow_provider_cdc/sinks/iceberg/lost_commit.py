@@ -30,8 +30,8 @@ from airflow_provider_cdc.errors import ManifestError
 from airflow_provider_cdc.sinks.iceberg.catalog import folder_of, identifier_in, load_table
 from airflow_provider_cdc.sinks.iceberg.commit import tag_of
 from airflow_provider_cdc.sinks.iceberg.cut_table import NAME, CutRow, newest_rows, rows_of
+from airflow_provider_cdc.sinks.iceberg.producer import NamedFiles
 from airflow_provider_cdc.sinks.iceberg.table import METADATA
-from airflow_provider_cdc.sinks.iceberg.table_files import NamedFiles
 
 _VERSION = re.compile(r"(\d+)-.*\.metadata\.json")
 

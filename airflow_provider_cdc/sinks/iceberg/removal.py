@@ -36,7 +36,7 @@ from airflow_provider_cdc.errors import PublishIncomplete
 from airflow_provider_cdc.sinks.iceberg.catalog import name_of, send
 from airflow_provider_cdc.sinks.iceberg.commit import tag_of
 from airflow_provider_cdc.sinks.iceberg.cut_table import remove_rows
-from airflow_provider_cdc.sinks.iceberg.table_files import NamedFiles, delete_unnamed
+from airflow_provider_cdc.sinks.iceberg.producer import NamedFiles, delete_unnamed
 
 _ROUNDS = 10
 

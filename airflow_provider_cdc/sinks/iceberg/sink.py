@@ -87,7 +87,7 @@ from airflow_provider_cdc.sinks.iceberg.cut_table import (
     rows_of_run,
 )
 from airflow_provider_cdc.sinks.iceberg.lost_commit import complete_commits, snapshot_gone, snapshot_of
-from airflow_provider_cdc.sinks.iceberg.producer import files_of
+from airflow_provider_cdc.sinks.iceberg.producer import delete_unnamed, files_of, named_data_files, stray_files
 from airflow_provider_cdc.sinks.iceberg.removal import finish_removal, remove_snapshot, withdraw
 from airflow_provider_cdc.sinks.iceberg.table import (
     DATA,
@@ -97,7 +97,6 @@ from airflow_provider_cdc.sinks.iceberg.table import (
     identifier_of,
     prepare_table,
 )
-from airflow_provider_cdc.sinks.iceberg.table_files import delete_unnamed, named_data_files, stray_files
 from airflow_provider_cdc.sinks.parquet import ParquetSink, record_of
 from airflow_provider_cdc.sinks.registry import CUTS_NAMESPACE, LakeSettings
 

@@ -360,3 +360,8 @@ def _holders(connection: Connection, tables: Sequence[TableName]) -> list[str]:
         f"{schema}.{table}, for {seconds} s"
         for schema, table, status, kind, session, user, host, seconds in rows
     ]
+
+
+def executed(connection: Connection) -> GtidSet:
+    """Return the set of transactions that the server has committed and made visible."""
+    return GtidSet.parse(value(connection, "@@global.gtid_executed"))

@@ -20,7 +20,7 @@ from airflow_provider_cdc.sources.mysql.log.replaced import WatchedTables
 from airflow_provider_cdc.sources.mysql.server import log_history
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.session import RunSettings, session
-from airflow_provider_cdc.sources.mysql.steps import snapshot
+from airflow_provider_cdc.sources.mysql.steps import chunk_reader, snapshot
 from airflow_provider_cdc.sources.mysql.steps.check_identity import check_identity
 from airflow_provider_cdc.sources.mysql.tables import schema
 from airflow_provider_cdc.sources.session import Kept, keeping
@@ -35,7 +35,7 @@ class MysqlReading(Reading):
     _watched: WatchedTables | None
 
     def reader(self, table: Table, consistency: str, lock: LockPolicy) -> AbstractContextManager[ChunkReader]:
-        return snapshot.open_reader(self.settings, table, consistency, lock, self._kept)
+        return chunk_reader.open_reader(self.settings, table, consistency, lock, self._kept)
 
     @contextmanager
     def one_session(self) -> Iterator[Self]:

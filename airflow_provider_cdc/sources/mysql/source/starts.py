@@ -29,7 +29,7 @@ class MysqlStarts(Starts):
 
     def here(self) -> tuple[Facts, GtidSet]:
         with session(self.settings) as connection:
-            executed = snapshot.executed(connection)
+            executed = server.executed(connection)
             return server.identity(self.settings, connection).recorded(), executed
 
     def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str = "") -> InitialPoint:

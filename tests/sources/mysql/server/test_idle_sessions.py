@@ -14,7 +14,7 @@ from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import SourceUnavailable
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.server.session import IDLE_SECONDS, PINNED
-from airflow_provider_cdc.sources.mysql.steps import snapshot
+from airflow_provider_cdc.sources.mysql.steps import chunk_reader
 from harness.mysql_server import MysqlServer
 from harness.pipeline import settings_of
 
@@ -69,7 +69,7 @@ def test_the_session_of_a_lock_that_is_kept_through_a_long_read_is_not_idle(
     """The server counts the seconds of silence from the last statement."""
     # Here it is the lock that matters, and not how fast this machine is.
     monkeypatch.undo()
-    monkeypatch.setattr(snapshot, "_SIGN_SECONDS", 0)
+    monkeypatch.setattr(chunk_reader, "_SIGN_SECONDS", 0)
     with source.reader(table, "lock", LockPolicy(through_read=True)) as reader:
         statements = []
         for _ in range(3):

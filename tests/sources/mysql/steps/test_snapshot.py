@@ -33,9 +33,10 @@ from airflow_provider_cdc.errors import (
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.reading import ChunkReader
 from airflow_provider_cdc.sources.mysql import MysqlSource
+from airflow_provider_cdc.sources.mysql.server import server
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace
 from airflow_provider_cdc.sources.mysql.server.session import Connection, query, session
-from airflow_provider_cdc.sources.mysql.steps import snapshot
+from airflow_provider_cdc.sources.mysql.steps import chunk_reader, snapshot
 from airflow_provider_cdc.sources.mysql.steps.snapshot import parse_owned
 from harness.mysql_server import MysqlServer
 
@@ -159,7 +160,7 @@ class TestPositions:
                 query(ending, "COMMIT")
                 return gtids
 
-            look = snapshot.executed
+            look = server.executed
             monkeypatch.setattr(snapshot, "executed", executed)
             assert gtid in GtidSet.expect(source.bound_reads().upper)
 
@@ -296,7 +297,8 @@ class TestLock:
         def fail(*_: object) -> None:
             raise ZeroDivisionError
 
-        monkeypatch.setattr("airflow_provider_cdc.sources.mysql.steps.snapshot.executed", fail)
+        for module in (chunk_reader, snapshot):
+            monkeypatch.setattr(module, "executed", fail)
         with pytest.raises(ZeroDivisionError), source.reader(table, "lock", LockPolicy()):
             pass
         with pytest.raises(ZeroDivisionError):

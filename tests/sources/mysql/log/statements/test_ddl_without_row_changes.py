@@ -250,12 +250,13 @@ def test_partitions_that_every_session_computes(expression: str, mysql: MysqlSer
 def test_rows_that_belong_to_no_partition_come_between_the_identities_and_the_position(
     mysql: MysqlServer, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from airflow_provider_cdc.sources.mysql.server import server
     from airflow_provider_cdc.sources.mysql.steps import snapshot
 
     window = Window(mysql, schema, DAILY, DAILY_ROWS)
     window.do("CREATE TABLE x LIKE t", "ALTER TABLE x REMOVE PARTITIONING")
     window.do("INSERT INTO x VALUES (8, '2026-03-03', 8, 8)")
-    executed_of = snapshot.executed
+    executed_of = server.executed
 
     def with_ddl_around(connection: Any) -> GtidSet:
         window.do("ALTER TABLE t EXCHANGE PARTITION p1 WITH TABLE x WITHOUT VALIDATION")
