@@ -39,8 +39,8 @@ def on_s3(s3: str, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iter
 MOST_REQUESTS = 230
 """The requests of one run with two small tables. Each costs money, and time if the store is far away."""
 POLLED = ("control%2Facts", "control/effective", "control%2Feffective", "progress.json", "under-way")
-"""Parts of the paths of files that a run reads or writes every few seconds. They are not counted, because a slow machine
-has more of them."""
+"""Parts of the paths of files that a run reads or writes every few seconds. They are not counted, because a slower
+machine has more of them."""
 
 
 @pytest.fixture
