@@ -53,8 +53,17 @@ def own_suites() -> list[Suite]:
 def newest_suites() -> list[Suite]:
     """Return the distribution's rolling suite, at the mirror of this machine's base suite."""
     rolling = ROLLING.get(_distribution())
+    return _at_the_mirror(rolling) if rolling else []
+
+
+def suites_of_debian(*releases: str) -> list[Suite]:
+    """Return releases of Debian, at the mirror of this machine's base suite; empty if this machine is no Debian."""
+    return _at_the_mirror(*releases) if _distribution() == "debian" else []
+
+
+def _at_the_mirror(*releases: str) -> list[Suite]:
     base = next((s for s in own_suites() if s.component == "main" and "-" not in s.release), None)
-    return [Suite(base.site, rolling, "main")] if rolling and base else []
+    return [Suite(base.site, release, "main") for release in releases] if base else []
 
 
 def unpack(
@@ -64,9 +73,12 @@ def unpack(
     suites: Sequence[Suite],
     with_dependencies: bool,
     hint: str,
+    newest_of: Sequence[str] = (),
 ) -> None:
     """Unpack the first of `choices` (each a list of packages) that `suites` have into `destination`.
 
+    Packages that are built from the sources `newest_of` come from the suite with the newest version, whichever it is.
+    By default, apt takes a package from the suite `experimental` only if no other suite has it.
     `hint` is the alternative for the user; every HarnessError ends with it.
     """
     for program in ("apt-get", "dpkg"):
@@ -75,7 +87,7 @@ def unpack(
     if not suites:
         raise HarnessError(f"cannot fetch packages: this machine's apt configuration has no mirror. Instead: {hint}")
     with tempfile.TemporaryDirectory(prefix="cdc-apt-") as scratch:
-        root = _PrivateRoot(Path(scratch), suites)
+        root = _PrivateRoot(Path(scratch), suites, newest_of)
         if failure := root.update():
             raise HarnessError(f"apt-get update failed:\n{failure}\nInstead: {hint}")
         failures = []
@@ -91,12 +103,14 @@ def unpack(
 
 
 class _PrivateRoot:
-    def __init__(self, root: Path, suites: Sequence[Suite]) -> None:
+    def __init__(self, root: Path, suites: Sequence[Suite], newest_of: Sequence[str]) -> None:
         self.archives = root / "cache/archives"
         for name in ("state/lists/partial", "cache/archives/partial", "etc/preferences.d", "etc/apt.conf.d"):
             (root / name).mkdir(parents=True)
         (root / "status").touch()
         (root / "etc/sources.list").write_text("".join(f"{suite.line()}\n" for suite in suites))
+        pins = (f"Package: src:{source}\nPin: version *\nPin-Priority: 990\n" for source in newest_of)
+        (root / "etc/preferences.d/newest").write_text("\n".join(pins))
         (root / "apt.conf").write_text(
             f'Dir::State "{root}/state";\n'
             f'Dir::State::status "{root}/status";\n'

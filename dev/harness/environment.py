@@ -16,6 +16,7 @@ from harness.errors import HarnessError
 from harness.java import java_home
 from harness.mysql_binaries import find_mysql
 from harness.postgres_binaries import find_postgres, installations
+from harness.postgres_packages import fetch_missing
 from harness.spark_classes import make_archive
 from harness.spark_python import unpack_sources
 
@@ -93,6 +94,8 @@ def main() -> None:
         binaries = find_mysql() if action == "check" else None
         if action == "check":
             find_postgres()
+            fetch_missing([postgres.major for postgres in installations()])
+            installations.cache_clear()
             os.environ.update(variables)
             unpack_sources()
             make_archive()

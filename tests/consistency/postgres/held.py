@@ -40,7 +40,7 @@ class HeldSession:
         self.connection: Connection = server.connect()
         self._pid = self.connection.info.backend_pid
         self._instruction = _TO_ITSELF[machine]
-        program = Path(f"/proc/{self._pid}/exe").resolve()
+        program = server.binaries.image
         try:
             self._place = _base(self._pid, program) + _offset(program)
             self._original = self._read()

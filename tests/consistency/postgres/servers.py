@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
 from tests.servers import throw_away_postgres
@@ -12,6 +14,8 @@ from tests.servers import throw_away_postgres
 VERSIONS = sorted({one.major for one in installations()})
 ENDS = sorted({installations()[0].major, VERSIONS[-1]})
 """The version that is used by default, and the newest."""
+EVERY = [pytest.param(one, marks=[] if one in ENDS else pytest.mark.long) for one in VERSIONS]
+"""The values of a parameter of a test: all versions, of which only the ends are tested before a merge."""
 
 
 @contextmanager

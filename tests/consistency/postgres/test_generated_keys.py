@@ -20,7 +20,7 @@ from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
 from tests.consistency.postgres.nights import Nights
-from tests.consistency.postgres.servers import ENDS, VERSIONS
+from tests.consistency.postgres.servers import EVERY
 
 TABLES = {
     "made": "note text, n int NOT NULL, id int GENERATED ALWAYS AS (n * 2) STORED PRIMARY KEY",
@@ -32,7 +32,7 @@ COMPUTED = {f"public.{name}" for name in TABLES if name != "plain"}
 GENERATED_COLUMNS_ARE_LOGGED = 18
 
 
-@pytest.fixture(params=[pytest.param(one, marks=[] if one in ENDS else pytest.mark.long) for one in VERSIONS])
+@pytest.fixture(params=EVERY)
 def version(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
