@@ -21,8 +21,9 @@ class RunwaySensor(WaitingSensor):
 
     The runway is computed from the server's settings. On MySQL, the runway is the time for which the server keeps its
     log. On PostgreSQL, the runway is the maximum size of the log that a slot retains, divided by the rate at which the
-    server has written log since its statistics began. If a server keeps its log without a limit, the wait ends for any
-    number of hours. If the limit is unknown, the wait does not end before its timeout.
+    server has written log since its statistics began; or the time for which a slot may be idle, if this is shorter. If
+    a server keeps its log without a limit, the wait ends for any number of hours. If the limit is unknown, the wait
+    does not end before its timeout.
 
     :param source_conn_id: connection to the server, of type ``cdc_mysql``, ``cdc_postgres``, ``mysql`` or ``postgres``.
     :param hours: how long the run may take.

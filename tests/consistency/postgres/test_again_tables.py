@@ -74,7 +74,7 @@ def test_generated_columns_need_not_be_in_the_log(
         pytest.param(version, told, marks=[] if version == fast else pytest.mark.long)
         for told, fast in (
             ("FOR TABLE made, low, high", ENDS[0]),
-            ("FOR ALL TABLES WITH (publish_via_partition_root = true)", ENDS[-1]),
+            ("FOR TABLES IN SCHEMA public WITH (publish_via_partition_root = true)", ENDS[-1]),
         )
         for version in ENDS
     ],

@@ -265,7 +265,7 @@ def _rewound(run: Begun, name: str, found: list[pa.Table], window: Any) -> Count
     return Counter([*kept, *(row for row in before.values() if row is not None)])
 
 
-def _acting(shop: PostgresDatabase, statements: str) -> Callable[[], None]:
+def acting(shop: PostgresDatabase, statements: str) -> Callable[[], None]:
     def act() -> None:
         with shop.connect() as connection:
             connection.execute("SET lock_timeout = 0")
@@ -281,26 +281,26 @@ WHEN = pytest.mark.parametrize("when", ["before the reads", "in the middle of th
 @pytest.mark.slow
 @WHEN
 def test_what_changes_no_row_does_not_stop_the_run(shop: PostgresDatabase, when: str) -> None:
-    copied(shop, when, _acting(shop, ";".join(HARMLESS.values())))
+    copied(shop, when, acting(shop, ";".join(HARMLESS.values())))
 
 
 @WHEN
 def test_a_new_partition_takes_every_change_while_it_has_no_identity(shop: PostgresDatabase, when: str) -> None:
-    copied(shop, when, _acting(shop, HARMLESS["a new partition without an identity"]))
+    copied(shop, when, acting(shop, HARMLESS["a new partition without an identity"]))
 
 
 @pytest.mark.slow
 @WHEN
 def test_columns_that_swap_their_names_for_a_while_never_show(shop: PostgresDatabase, when: str) -> None:
     with contextlib.suppress(CdcError):
-        copied(shop, when, _acting(shop, EITHER["columns that swap their names for a while"]))
+        copied(shop, when, acting(shop, EITHER["columns that swap their names for a while"]))
 
 
 @pytest.mark.long
 @WHEN
 @pytest.mark.parametrize("what", HARMLESS)
 def test_each_of_what_changes_no_row(shop: PostgresDatabase, when: str, what: str) -> None:
-    copied(shop, when, _acting(shop, HARMLESS[what]))
+    copied(shop, when, acting(shop, HARMLESS[what]))
 
 
 @pytest.mark.long
@@ -308,7 +308,7 @@ def test_each_of_what_changes_no_row(shop: PostgresDatabase, when: str, what: st
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_could_change_a_row_stops_the_run(shop: PostgresDatabase, when: str, what: str) -> None:
     with pytest.raises(CdcError):
-        copied(shop, when, _acting(shop, REFUSED[what]))
+        copied(shop, when, acting(shop, REFUSED[what]))
 
 
 @pytest.mark.long
@@ -318,7 +318,7 @@ def test_what_was_altered_and_altered_back_stops_the_run_or_did_not_matter(
     shop: PostgresDatabase, when: str, what: str
 ) -> None:
     with contextlib.suppress(CdcError):
-        copied(shop, when, _acting(shop, EITHER[what]))
+        copied(shop, when, acting(shop, EITHER[what]))
 
 
 @pytest.mark.parametrize("consistency", ["watermark", "exported"])

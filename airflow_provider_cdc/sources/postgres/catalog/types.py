@@ -343,9 +343,9 @@ _OUTPUT_OF_KIND: Mapping[str, str] = {
 }
 
 # regproc, regprocedure, regoper, regoperator, regclass, regtype, regconfig, regdictionary, regnamespace, regrole,
-# regcollation, aclitem, and the arrays of each.
+# regcollation, aclitem, and regdatabase (PostgreSQL 19), and the arrays of each.
 NAMES_OF_OBJECTS = frozenset(
-    {24, 2202, 2203, 2204, 2205, 2206, 3734, 3769, 4089, 4096, 4191, 1033}
-    | {1008, 2207, 2208, 2209, 2210, 2211, 3735, 3770, 4090, 4097, 4192, 1034}
+    {24, 2202, 2203, 2204, 2205, 2206, 3734, 3769, 4089, 4096, 4191, 1033, 6490}
+    | {1008, 2207, 2208, 2209, 2210, 2211, 3735, 3770, 4090, 4097, 4192, 1034, 6491}
 )
 """OIDs of types whose values are printed as the present name of an object."""

@@ -24,7 +24,7 @@ from airflow_provider_cdc.sources.postgres.checks.tables import (
     RELATIONS,
     ROWS_ELSEWHERE,
 )
-from airflow_provider_cdc.sources.postgres.server.platform import change_setting, platform
+from airflow_provider_cdc.sources.postgres.server.platform import change_setting, decodes_on_demand, platform
 from airflow_provider_cdc.sources.postgres.server.session import value
 from airflow_provider_cdc.sources.postgres.server.session_variables import REQUIRED
 
@@ -106,7 +106,7 @@ def _primary(context: ServerContext) -> Iterable[Problem]:
 
 def _logical_log(context: ServerContext) -> Iterable[Problem]:
     level = value(context.connection, "current_setting('wal_level')")
-    if level != "logical":
+    if level != "logical" and not decodes_on_demand(context.connection, level):
         yield Problem(
             "wal_level",
             f"is {level}: the log does not show which rows changed",
@@ -116,12 +116,12 @@ def _logical_log(context: ServerContext) -> Iterable[Problem]:
 
 def _damaged_pages(context: ServerContext) -> Iterable[Problem]:
     for name, required in REQUIRED.items():
-        if value(context.connection, f"current_setting('{name}')") != required.value:
+        found = value(context.connection, f"current_setting('{name}', true)")
+        if found not in (None, required.value):
             yield Problem(
                 name,
-                "is on: on a damaged page, the server silently skips rows, or reads wrong data",
-                f"RESET {name} for the server, for this database and for this user. Then find out which pages are "
-                "damaged",
+                f"is {found}: {required.why}",
+                f"RESET {name} for the server, for this database and for this user. Then find out what is damaged",
             )
 
 
@@ -148,14 +148,14 @@ SETTINGS: tuple[Check[ServerContext], ...] = (
         "postgres.logical-log",
         "The log shows which rows changed.",
         _WHEN,
-        "set wal_level = logical",
+        "set wal_level = logical (PostgreSQL 19 and later: replica or logical)",
         _logical_log,
     ),
     Check(
         "postgres.damaged-pages",
-        "The server raises an error at a damaged page. It does not skip the page or use its contents.",
+        "The server raises an error at a damaged page or value. It does not skip the page or use its contents.",
         _WHEN,
-        "reset zero_damaged_pages and ignore_checksum_failure. Then find out which pages are damaged",
+        "reset zero_damaged_pages, ignore_checksum_failure and composite_type_mismatch. Then find out what is damaged",
         _damaged_pages,
         (Raised(Moment.EACH_SESSION, "sources.postgres.server.session_setup:check"),),
     ),

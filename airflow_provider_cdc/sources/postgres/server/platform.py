@@ -1,11 +1,13 @@
-"""Detects managed services. On these services, settings and privileges are changed in other ways than on a plain
-server."""
+"""Detects what kind of server it is. On managed services, settings and privileges are changed in other ways than on a
+plain server."""
 
 from __future__ import annotations
 
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
 
 OWN, RDS, CLOUD_SQL, AZURE = "", "Amazon RDS", "Google Cloud SQL", "Azure"
+
+_ON_DEMAND_SINCE = 190_000
 
 _ROLES = {"rds_superuser": RDS, "cloudsqlsuperuser": CLOUD_SQL, "azure_pg_admin": AZURE}
 
@@ -35,3 +37,9 @@ def change_setting(service: str, name: str, value: str) -> str:
 def allow_replication(service: str, user: str) -> str:
     """Return a hint that says how to allow a user to create slots and read from them. ``user`` is already quoted."""
     return f"GRANT rds_replication TO {user}" if service == RDS else f"ALTER ROLE {user} REPLICATION"
+
+
+def decodes_on_demand(connection: Connection, wal_level: str) -> bool:
+    """Return whether the server decodes its log only while a logical slot exists. The first logical slot switches the
+    decoding on, although ``wal_level`` is not ``logical``."""
+    return connection.info.server_version >= _ON_DEMAND_SINCE and wal_level == "replica"

@@ -40,6 +40,8 @@ _OF_THE_ENVIRONMENT = "'DateStyle', 'TimeZone', 'geqo'"
 """libpq sends the values of the environment variables PGDATESTYLE, PGTZ and PGGEQO, which override the start-up
 options. So `statement` sets these settings again."""
 
+_REQUIRED = ", ".join(f"'{name}'" for name in REQUIRED)
+
 _ANY_SERVER = PostgresFacts()
 _ANY = Lsn(0)
 """A position that every server has reached."""
@@ -83,6 +85,7 @@ def statement(settings: ConnectionSettings) -> str:
         f"""(SELECT string_agg(concat(w.name, ' is ', pg_catalog.current_setting(w.name, true)), ', ')
         FROM (VALUES {pairs}) w(name, setting)
         WHERE CASE WHEN w.name IN ({_OF_THE_ENVIRONMENT}) THEN pg_catalog.set_config(w.name, w.setting, false)
+        WHEN w.name IN ({_REQUIRED}) THEN COALESCE(pg_catalog.current_setting(w.name, true), w.setting)
         ELSE pg_catalog.current_setting(w.name, true) END IS DISTINCT FROM w.setting)""",
         # PostgreSQL before 17 does not have this setting.
         """CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL
@@ -127,10 +130,9 @@ def check(settings: ConnectionSettings, row: Sequence[str | None]) -> None:
     """
     if row[0] and (found := [name for name in REQUIRED if f"{name} is " in row[0]]):
         raise ConfigurationError(
-            f"damaged pages would not be detected: {', '.join(f'{name} is on' for name in found)}",
+            f"damage would not be detected: {row[0]}",
             where=settings.address,
-            hint=f"RESET {found[0]} for the server, for this database and for this user. Then find out which pages "
-            "are damaged",
+            hint=f"RESET {found[0]} for the server, for this database and for this user. Then find out what is damaged",
         )
     if row[0]:
         raise ConfigurationError(

@@ -110,9 +110,10 @@ PINNED: Mapping[str, Pinned] = {
 REQUIRED: Mapping[str, Pinned] = {
     "zero_damaged_pages": Pinned("off", "the rows of a damaged page are left out without an error"),
     "ignore_checksum_failure": Pinned("off", "damaged pages are read as if they were intact"),
+    "composite_type_mismatch": Pinned("error", "a composite value of an altered type is read with other fields"),
 }
 """The required values of settings that can hide damage. Only a superuser may change these settings. Preflight and each
-session of a run reject other values."""
+session of a run reject other values. A server that does not have a setting does not have its effect either."""
 
 _SET_LATER = """
     synchronous_commit transaction_timeout tcp_keepalives_count tcp_keepalives_idle tcp_keepalives_interval
@@ -123,7 +124,8 @@ _HARMLESS: Mapping[str, str] = {
     "Sessions set it in another way (`session_setup`, `session`), and no row depends on it.": _SET_LATER,
     "It chooses a plan, and every plan gives the same rows.": """
         cpu_index_tuple_cost cpu_operator_cost cpu_tuple_cost cursor_tuple_fraction debug_parallel_query
-        effective_cache_size enable_async_append enable_bitmapscan enable_distinct_reordering enable_gathermerge
+        effective_cache_size enable_async_append enable_bitmapscan enable_distinct_reordering
+        enable_eager_aggregate enable_gathermerge
         enable_group_by_reordering enable_hashagg enable_hashjoin enable_incremental_sort enable_indexonlyscan
         enable_indexscan enable_material enable_memoize enable_mergejoin enable_nestloop enable_parallel_append
         enable_parallel_hash enable_partition_pruning enable_partitionwise_aggregate enable_partitionwise_join
@@ -131,7 +133,8 @@ _HARMLESS: Mapping[str, str] = {
         geqo_effort geqo_generations geqo_pool_size geqo_seed geqo_selection_bias
         geqo_threshold ignore_system_indexes jit_above_cost jit_debugging_support jit_dump_bitcode jit_expressions
         jit_inline_above_cost jit_optimize_above_cost jit_profiling_support jit_tuple_deforming
-        max_parallel_workers min_parallel_index_scan_size min_parallel_table_scan_size parallel_leader_participation
+        max_parallel_workers min_eager_agg_group_size min_parallel_index_scan_size min_parallel_table_scan_size
+        parallel_leader_participation
         parallel_setup_cost parallel_tuple_cost plan_cache_mode random_page_cost recursive_worktable_factor
         seq_page_cost
     """,
@@ -157,11 +160,13 @@ _HARMLESS: Mapping[str, str] = {
     """,
     "It concerns what is logged, traced or counted.": """
         backtrace_functions compute_query_id debug_pretty_print debug_print_parse debug_print_plan
-        debug_print_rewritten log_connections log_disconnections log_duration log_error_verbosity log_executor_stats
+        debug_print_raw_parse debug_print_rewritten log_connections log_disconnections log_duration log_error_verbosity
+        log_executor_stats
         log_lock_failures log_lock_waits log_min_duration_sample log_min_duration_statement log_min_error_statement
         log_min_messages log_parameter_max_length log_parameter_max_length_on_error log_parser_stats log_planner_stats
         log_replication_commands log_statement log_statement_sample_rate log_statement_stats log_temp_files
-        log_transaction_sample_rate trace_notify trace_sort track_activities track_cost_delay_timing track_counts
+        log_transaction_sample_rate timing_clock_source trace_notify trace_sort track_activities track_cost_delay_timing
+        track_counts
         track_functions track_io_timing track_wal_io_timing update_process_title
     """,
     "It concerns code that a superuser loads into sessions or allows to run in them; its effect is unknown.": """
@@ -169,10 +174,11 @@ _HARMLESS: Mapping[str, str] = {
         session_preload_libraries
     """,
     "It may end a statement with an error, but never drops rows; the administrator decides.": """
-        max_stack_depth restrict_nonsystem_relation_kind temp_file_limit
+        max_stack_depth output_plugin_libraries restrict_nonsystem_relation_kind temp_file_limit
     """,
     "It determines when the server checks waiting or silent sessions. No session of a run streams from a slot.": """
-        client_connection_check_interval deadlock_timeout post_auth_delay wal_sender_timeout
+        client_connection_check_interval deadlock_timeout post_auth_delay wal_receiver_timeout
+        wal_sender_shutdown_timeout wal_sender_timeout
     """,
     "It controls conversions between text and values by functions that no statement of a run uses. Virtual columns and "
     "database views that are copied do not use them either, because these functions are not immutable.": """

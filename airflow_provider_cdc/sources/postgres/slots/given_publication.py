@@ -12,6 +12,7 @@ from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catal
 from airflow_provider_cdc.sources.postgres.catalog.schema import TREE, leaves
 from airflow_provider_cdc.sources.postgres.server.session import query, quote
 
+_EXCEPT_SINCE = 190_000
 _KINDS = ("insert", "update", "delete", "truncate")
 
 # Roots of partition trees. In each of these trees, the publication lists a relation that can get more partitions.
@@ -43,7 +44,8 @@ def publication_problems(
     where = f"publication {name}"
     rows = query(
         catalog,
-        "SELECT oid, ARRAY[pubinsert, pubupdate, pubdelete, pubtruncate] FROM pg_publication WHERE pubname = %s",
+        "SELECT oid, puballtables, ARRAY[pubinsert, pubupdate, pubdelete, pubtruncate] FROM pg_publication "
+        "WHERE pubname = %s",
         (name,),
     )
     if not rows:
@@ -53,7 +55,15 @@ def publication_problems(
             f"CREATE PUBLICATION {quote(name)} FOR TABLE {relations_sql(tables)}",
         )
         return
-    ((oid, published),) = rows
+    ((oid, is_of_all, published),) = rows
+    if is_of_all and catalog.info.server_version >= _EXCEPT_SINCE:
+        yield Problem(
+            where,
+            "is a publication FOR ALL TABLES. From PostgreSQL 19 on, such a publication can leave a table out for a "
+            "while (EXCEPT), and the catalog keeps no trace of this",
+            f"CREATE PUBLICATION … FOR TABLE {relations_sql(tables)}, and name it in the connection; or let the run "
+            "create a publication",
+        )
     if not all(published):
         missing = ", ".join(kind for kind, tells in zip(_KINDS, published, strict=True) if not tells)
         yield Problem(

@@ -28,6 +28,7 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.starts import PUBLICATION, SLOT, KeptObject
 from airflow_provider_cdc.sources.postgres.catalog.users_code import execute
 from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
+from airflow_provider_cdc.sources.postgres.server.platform import decodes_on_demand
 from airflow_provider_cdc.sources.postgres.server.session import APPLICATION, Connection, query, quote, session, value
 from airflow_provider_cdc.sources.postgres.slots.run_publication import about
 from airflow_provider_cdc.sources.postgres.slots.transaction_waits import consistent_point
@@ -173,6 +174,20 @@ def state(connection: Connection, name: str) -> SlotState | None:
     return SlotState(
         found, status or "", Lsn.parse(confirmed) if confirmed else None, safe, wal_kept, invalidated or ""
     )
+
+
+def tell_of_decoding(connection: Connection) -> None:
+    """Log what the first and the last logical slot switch on and off, if the server decodes its log on demand."""
+    level = value(connection, "current_setting('wal_level')")
+    if decodes_on_demand(connection, level):
+        _log.info(
+            "wal_level is %s, and effective_wal_level is %s: the server logs which rows changed only while it has a "
+            "logical replication slot. The run's slot switches this on. When the last logical slot of the server is "
+            "dropped, the server switches it off again, and the logical slots of its standbys are invalidated. If "
+            "this must not happen, set wal_level = logical",
+            level,
+            value(connection, "current_setting('effective_wal_level')"),
+        )
 
 
 def warn_if_short(slot: SlotState) -> None:

@@ -129,11 +129,27 @@ _RATE = (
 
 
 def runway(settings: ConnectionSettings) -> Runway:
-    """`Source.runway`. The slot keeps the log up to a limit in bytes, so the time is estimated from the write
-    rate."""
+    """`Source.runway`. The slot keeps the log up to a limit in bytes, so the time is estimated from the write rate.
+
+    Since PostgreSQL 18, a second setting limits the time for which no session uses a slot. The standing slot is not
+    used between two runs, and the run's slot is hardly used while tables are read.
+    """
     with session(settings) as connection:
-        ((megabytes,),) = query(connection, "SELECT setting::bigint FROM pg_settings WHERE name = %s", (_KEPT,))
+        limits = dict(
+            query(connection, "SELECT name, setting::int8 FROM pg_settings WHERE name = ANY(%s)", ([_KEPT, _IDLE],))
+        )
         ((rate,),) = query(connection, _RATE)
+    by_size, idle = _by_size(limits[_KEPT], rate), limits.get(_IDLE, 0)
+    if not idle or (by_size.seconds is not None and by_size.seconds <= idle):
+        return by_size
+    return Runway(
+        float(idle),
+        f"{_IDLE} is {idle:,} s: the server invalidates a slot that is not used for this time. Set it to 0, or to more "
+        "than the longest time between two runs",
+    )
+
+
+def _by_size(megabytes: int, rate: float | None) -> Runway:
     if megabytes < 0:
         why = f"{_KEPT} is -1: only the disk limits the log that a slot keeps"
         return Runway(None, why, unbounded=True)

@@ -55,6 +55,7 @@ _log = logging.getLogger(__name__)
 def advise(connection: Connection, tables: Sequence[Table]) -> None:
     """Log every warning that applies."""
     _warn_of_version(connection.info.server_version)
+    slots.tell_of_decoding(connection)
     _warn_of_crashes(connection)
     _warn_of_limits(connection, tables)
     _warn_of_writers(connection)

@@ -9,7 +9,8 @@ itself advances only when a run is published. It then advances to the oldest pos
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from uuid import uuid4
 
@@ -102,8 +103,8 @@ def tell_cost(connection: Connection, name: str, record: Standing) -> None:
         )
     if 0 < (idle := limits.get("idle_replication_slot_timeout", 0)) < _A_DAY:
         _log.warning(
-            "idle_replication_slot_timeout is %d s: the server removes the log of the standing slot %s if no run is "
-            "published for that long",
+            "idle_replication_slot_timeout is %d s: the server removes the log of the standing slot %s if no run uses "
+            "the slot for that long. Set it to 0, or to more than the longest time between two runs",
             idle,
             name,
         )
@@ -134,6 +135,8 @@ def keep_past(settings: ConnectionSettings, plans: Sequence[TablePlan], options:
             # Runs in progress may read through the publication. So drop the publication only if its comment has no
             # readable record.
             slots.drop(settings, name, "" if load(connection, name) else name)
+        else:
+            _stay_in_use(connection, name, options.lock.slot_wait_seconds)
         run_publication.let_go(connection, name)
         try:
             record = _join(settings, connection, name, record, plans, options)
@@ -283,21 +286,42 @@ def give_up_past(settings: ConnectionSettings, options: StepOptions) -> None:
         )
 
 
+def _stay_in_use(connection: Connection, name: str, seconds: float) -> None:
+    """Use the slot for a moment, if the server invalidates slots that are not used for some time. A run reads copies of
+    the slot, which is no use of the slot itself."""
+    if value(connection, "COALESCE(current_setting('idle_replication_slot_timeout', true), '0')") != "0":
+        # A session that uses the slot now has the same effect.
+        with suppress(psycopg.errors.ObjectInUse), _waiting_for_standbys(connection, name, seconds):
+            query(
+                connection,
+                "SELECT pg_replication_slot_advance(slot_name, confirmed_flush_lsn) FROM pg_replication_slots "
+                "WHERE slot_name = %s",
+                (name,),
+            )
+
+
 def _move_on(connection: Connection, name: str, there: Lsn, seconds: float) -> None:
-    """Advance the slot to ``there``.
+    """Advance the slot to ``there``."""
+    with _waiting_for_standbys(connection, name, seconds):
+        advance(connection, name, there)
+
+
+@contextmanager
+def _waiting_for_standbys(connection: Connection, name: str, seconds: float) -> Iterator[None]:
+    """Limit the time for which the server waits before it advances the slot.
 
     To advance a failover slot (PostgreSQL 17 and later), the server first waits for the standbys of
     synchronized_standby_slots, without a time limit. If the standbys do not respond in time, the slot is not advanced.
     """
     if not value(connection, _IS_FAILOVER, (name,)):
-        advance(connection, name, there)
+        yield
         return
     query(connection, f"SET statement_timeout = '{max(1, round(seconds))}s'")
     try:
-        advance(connection, name, there)
+        yield
     except psycopg.errors.QueryCanceled:
         raise TransientError(
-            f"the slot is a failover slot, so it waits for standbys. They did not reach {there} in {seconds:.0f} s",
+            f"the slot is a failover slot, so it waits for standbys. They did not respond in {seconds:.0f} s",
             where=f"replication slot {name}",
             hint="start the standbys whose slots synchronized_standby_slots names, or remove them from that setting; "
             "until then the server keeps the log",

@@ -48,7 +48,10 @@ LEFT_ALONE: Mapping[str, str] = {
     **dict.fromkeys(["local_preload_libraries", "session_preload_libraries"], "takes libraries only"),
     **dict.fromkeys(["default_tablespace", "temp_tablespaces"], "takes tablespaces only"),
     "default_table_access_method": "there is one only",
-    **dict.fromkeys(["zero_damaged_pages", "ignore_checksum_failure"], "refused, see the test of that"),
+    **dict.fromkeys(
+        ["zero_damaged_pages", "ignore_checksum_failure", "composite_type_mismatch"], "refused, see the test of that"
+    ),
+    "output_plugin_libraries": "takes libraries only",
     **dict.fromkeys(["max_stack_depth", "temp_file_limit"], "ends statements, as it should"),
     "log_statement_stats": "cannot be on together with the more exact ones",
     "wal_consistency_checking": "takes resource managers only",

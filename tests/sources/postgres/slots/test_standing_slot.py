@@ -295,6 +295,24 @@ def test_a_publication_of_others_is_left_alone(kept: Kept) -> None:
         PostgresSource(named).keep_past(kept.plans("stock"), kept.options)
 
 
+def test_a_run_that_only_reads_the_slot_counts_as_its_use(postgres_factory: PostgresFactory) -> None:
+    """Otherwise the server would give up a slot that is used every night, but advanced only after days."""
+    newest = max(one.major for one in installations())
+    if newest < 18:
+        pytest.skip("no PostgreSQL here gives idle slots up")
+    server = postgres_factory({"idle_replication_slot_timeout": "1h"}, newest)
+    kept = Kept(server, "postgres")
+    kept.run("CREATE TABLE stock (id int PRIMARY KEY, v int); ALTER TABLE stock REPLICA IDENTITY FULL")
+    kept.keep("stock")
+    first, since = kept.slot, f"SELECT inactive_since FROM pg_replication_slots WHERE slot_name = '{kept.name}'"
+    idle = kept.ask(since)
+    kept.run("INSERT INTO stock VALUES (1, 1)")
+    kept.keep("stock")
+    assert kept.slot.confirmed == first.confirmed
+    assert kept.ask(since) > idle
+    kept.forget()
+
+
 @pytest.mark.slow
 def test_a_failover_slot_whose_standby_is_away_ends_no_run_that_waits_for_ever(
     postgres_factory: PostgresFactory, monkeypatch: pytest.MonkeyPatch

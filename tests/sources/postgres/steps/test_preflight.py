@@ -5,19 +5,28 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from airflow_provider_cdc.core.options.run import LockPolicy, TableOptions
-from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, PreflightError, Problem, SchemaChanged
+from airflow_provider_cdc.errors import (
+    ConfigurationError,
+    LockNotGranted,
+    PreflightError,
+    Problem,
+    SchemaChanged,
+)
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.planning.selections import requested
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.server import server as blockers
+from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
+from tests.soon import soon
 from tests.sources.postgres.log.reading import settings as settings_of
 
 FULL = "ALTER TABLE {0} REPLICA IDENTITY FULL"
@@ -193,7 +202,7 @@ def test_a_setting_that_hides_lost_rows_is_refused(postgres: PostgresServer, rea
     """A superuser sets it for the user of the copies, who cannot set it back."""
     postgres.query(f"ALTER ROLE reader SET {name} = on")
     (problem,) = (one for one in problems_of(reader, "shop.*") if one.where == name)
-    assert "silently skips" in problem.what
+    assert "damaged page" in problem.what
 
 
 def test_a_login_whose_sessions_act_as_a_role_without_replication_is_told(
@@ -275,10 +284,92 @@ def test_rows_that_a_policy_hides_are_never_silently_missing(
 def test_a_server_that_logs_no_rows_and_a_database_of_another_encoding_are_refused(
     postgres_factory: PostgresFactory,
 ) -> None:
-    server = postgres_factory({"wal_level": "replica"})
+    # Since PostgreSQL 19, the level replica is enough.
+    server = postgres_factory({"wal_level": "replica"}, min(one.major for one in installations()))
     server.query("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
     found = problems_of(PostgresSource(settings_of(server, "latin")), "public.no")
     assert [problem.where for problem in found] == ["public.no", "wal_level", "database latin"]
+
+
+@pytest.fixture
+def on_demand(postgres_factory: PostgresFactory) -> PostgresServer:
+    """A server that decodes its log only while it has a logical slot."""
+    if (newest := max(one.major for one in installations())) < 19:
+        pytest.skip("no PostgreSQL here decodes its log on demand")
+    return postgres_factory({"wal_level": "replica"}, newest)
+
+
+def test_the_first_slot_switches_decoding_on_and_preflight_says_what_follows_the_last(
+    on_demand: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = PostgresSource(settings_of(on_demand, "postgres"))
+    make(on_demand, source, "stock")
+    level = "SELECT current_setting('effective_wal_level')"
+    assert on_demand.query(level) == [("replica",)]
+    with caplog.at_level(logging.INFO):
+        plans = source.preflight(["public.*"])
+    assert "effective_wal_level is replica" in caplog.text
+    assert "set wal_level = logical" in caplog.text
+    # Its rows are not in the log, so the slot must begin after it.
+    with on_demand.connect(autocommit=False) as writer, ThreadPoolExecutor(1) as pool:
+        writer.execute("INSERT INTO stock VALUES (1)")
+        recording = pool.submit(source.record_initial, plans, LockPolicy(), "on_demand")
+        soon(lambda: on_demand.query("SELECT slot_type FROM pg_replication_slots"), [("logical",)])
+        assert not recording.done()
+        writer.execute("INSERT INTO stock VALUES (2)")
+        writer.commit()
+        point = recording.result()
+    assert on_demand.query(level) == [("logical",)]
+    on_demand.query("INSERT INTO stock VALUES (3)")
+    facts = PostgresFacts.of(point.identity)
+    kinds = "SELECT count(*) FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_version', '1', "
+    kinds += "'publication_names', %s) WHERE get_byte(data, 0) = ascii('I')"
+    assert on_demand.query(kinds, (facts.slot, facts.publication.name)) == [(1,)]
+    source.discard(point.identity)
+    soon(lambda: on_demand.query(level), [("replica",)])
+
+
+def test_a_server_that_cannot_switch_decoding_on_is_refused(on_demand: PostgresServer) -> None:
+    on_demand.restart({"wal_level": "minimal", "max_wal_senders": "0"})
+    source = PostgresSource(settings_of(on_demand, "postgres"))
+    make(on_demand, source, "stock")
+    assert "wal_level" in {problem.where for problem in problems_of(source)}
+
+
+def test_a_publication_that_can_except_a_table_for_a_while_is_refused(on_demand: PostgresServer) -> None:
+    """The changes of that time are not in the log of the publication, and nothing shows it afterwards."""
+    source = options(PostgresSource(settings_of(on_demand, "postgres")), publication="most")
+    make(on_demand, source, "stock")
+    on_demand.query("CREATE PUBLICATION most FOR ALL TABLES")
+    state = "SELECT p, p.xmin, (SELECT array_agg(r) FROM pg_publication_rel r) FROM pg_publication p"
+    before = on_demand.query(state)
+    on_demand.query("SELECT pg_create_logical_replication_slot('own', 'pgoutput')")
+    on_demand.query("ALTER PUBLICATION most SET ALL TABLES EXCEPT (TABLE stock)")
+    on_demand.query("INSERT INTO stock VALUES (1)")
+    on_demand.query("ALTER PUBLICATION most SET ALL TABLES")
+    on_demand.query("INSERT INTO stock VALUES (2)")
+    assert on_demand.query(state) == before
+    inserts = "SELECT count(*) FROM pg_logical_slot_peek_binary_changes('own', NULL, NULL, 'proto_version', '1', "
+    inserts += "'publication_names', 'most') WHERE get_byte(data, 0) = ascii('I')"
+    assert on_demand.query(inserts) == [(1,)], "the server keeps the changes: such publications could be used"
+    (problem,) = problems_of(source)
+    assert "is a publication FOR ALL TABLES" in problem.what
+    assert 'FOR TABLE "public"."stock"' in problem.hint
+
+
+@pytest.mark.parametrize("idle", ["0", "2h"])
+def test_the_runway_ends_when_the_server_gives_an_idle_slot_up(idle: str, postgres_factory: PostgresFactory) -> None:
+    if (newest := max(one.major for one in installations())) < 18:
+        pytest.skip("no PostgreSQL here gives idle slots up")
+    for size in ("-1", "100TB"):
+        server = postgres_factory({"idle_replication_slot_timeout": idle, "max_slot_wal_keep_size": size}, newest)
+        runway = PostgresSource(settings_of(server, "postgres")).runway()
+        if idle != "0":
+            assert (runway.seconds, runway.unbounded) == (7200, False)
+            assert "idle_replication_slot_timeout is 7,200 s" in runway.why
+            assert "Set it to 0" in runway.why
+        else:
+            assert "max_slot_wal_keep_size" in runway.why
 
 
 def test_limits_at_which_the_server_gives_up_a_slot_are_reported(

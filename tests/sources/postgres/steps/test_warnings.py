@@ -11,6 +11,7 @@ import pytest
 from airflow_provider_cdc.errors import PreflightError
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.steps import preflight as warnings
+from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
 from harness.proxy import Proxy, changed_start_up
 from tests.conftest import PostgresFactory
@@ -106,7 +107,9 @@ def test_who_may_replicate_without_the_attribute_is_not_refused(
 def test_hints_for_managed_servers_name_what_exists_there(
     postgres_factory: PostgresFactory, role: str, wal_level: str, replication: str
 ) -> None:
-    server = postgres_factory({"wal_level": "replica", "max_replication_slots": "1"})
+    # Since PostgreSQL 19, the level replica is enough.
+    oldest = min(one.major for one in installations())
+    server = postgres_factory({"wal_level": "replica", "max_replication_slots": "1"}, oldest)
     server.query(f"CREATE ROLE {role}; CREATE ROLE clerk LOGIN PASSWORD 'p'")
     settings = dataclasses.replace(settings_of(server, "postgres"), user="clerk", password="p")
     with pytest.raises(PreflightError) as refused:
