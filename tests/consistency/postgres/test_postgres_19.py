@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.errors import CdcError, PreflightError
 from harness.pipeline import Pipeline, settings_of
 from harness.postgres_server import PostgresServer
