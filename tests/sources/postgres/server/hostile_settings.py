@@ -28,6 +28,7 @@ CHOICES: Mapping[str, Sequence[str]] = {
     "lc_monetary": ["POSIX"],
     "lc_numeric": ["POSIX"],
     "lc_time": ["POSIX"],
+    "log_min_messages": ["debug5", "panic"],
     "restrict_nonsystem_relation_kind": ["view, foreign-table"],
     "search_path": ["nowhere", "shop"],
     "statement_timeout": ["1"],
@@ -83,6 +84,9 @@ def hostile_values(connection: psycopg.Connection[Any]) -> dict[str, Sequence[st
     values: dict[str, Sequence[str]] = {}
     for name, _, kind, value, least, most, choices in session_settings(connection):
         if name in LEFT_ALONE:
+            continue
+        if name == "standard_conforming_strings" and connection.info.server_version >= 190_000:
+            # It is always on.
             continue
         if name in CHOICES:
             values[name] = CHOICES[name]
