@@ -23,12 +23,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = ArgumentParser("python -m airflow_provider_cdc.clean", description=__doc__)
     for one in declared_in(CleanOptions):
         flag = f"--{one.argument.replace('_', '-')}"
-        if one.type is bool:
+        if isinstance(one.default, bool):
             parser.add_argument(flag, action="store_true", help=one.help)
         elif one.default is MISSING:
             parser.add_argument(flag, required=True, help=one.help)
         else:
-            parser.add_argument(flag, type=one.type, default=one.default, help=one.help)
+            parser.add_argument(flag, type=type(one.default), default=one.default, help=one.help)
     parser.add_argument("--json", action="store_true", help="Print the report as JSON.")
     parser.add_argument("--airflow-url", default="", help="The Airflow that made the runs, such as https://host:8080.")
     values = vars(parser.parse_args(arguments))

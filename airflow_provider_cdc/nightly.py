@@ -7,29 +7,33 @@ a connection.
     timezone: Europe/Berlin          # of the schedule; default: UTC
     deadline_minutes: 360            # alert if a run takes longer; default: never
     defaults:                        # options of all sources
-      on_table_error: skip
+      on: {table_error: skip}
     sources:
       - source_conn_id: cdc_mysql
         kind: mysql
-        tables: ["shop.*", "!shop.tmp_*"]
-        target: s3://lake/raw
+        tables: ["shop.*", {name: shop.orders, where: "status = 'open'"}]
+        target: {uri: s3://lake/raw, format: {iceberg: {catalog_conn_id: lake}}, retention: {copies: 7}}
 
-The keys of a source are the options of a run, ``kind`` (``mysql``, ``postgres``), and ``name``, the prefix of its task
-ids (default: the id of the connection).
+The keys of a source are the arguments of a `SnapshotTaskGroup`, ``kind`` (``mysql``, ``postgres``), and ``name``, the
+prefix of its task ids (default: the id of the connection). An object is a mapping with its attributes.
 """
 
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from airflow_provider_cdc.core.options.declare import Option
-from airflow_provider_cdc.core.options.run import declared
+import yaml
+
+from airflow_provider_cdc.core.options.arguments import REMOVED_IN, declared, options_by_name, places
+from airflow_provider_cdc.core.options.declare import Declaration, Option, name_of, nearest
+from airflow_provider_cdc.core.options.flat import paths, with_tables
 from airflow_provider_cdc.core.positions import kinds
 from airflow_provider_cdc.core.positions.as_of import INTERVAL_END
 from airflow_provider_cdc.core.storage.uri import LakeUri
@@ -45,7 +49,8 @@ _START = datetime(2025, 1, 1)
 
 @dataclass(frozen=True)
 class NightlySource:
-    """One source: ``name`` is the prefix of its task ids, ``options`` are arguments of a `SnapshotTaskGroup`."""
+    """One source: ``name`` is the prefix of its task ids, ``options`` are the values of options, by
+    option name (`SnapshotTaskGroup.of_options`)."""
 
     name: str
     kind: str
@@ -74,7 +79,9 @@ def read_nightly(path: Path) -> Nightly:
     document = read_yaml(path)
     given = document.mapping(problems)
     unknown = [given[key] for key in sorted(given.keys() - set(_KEYS))]
-    problems += [value.place.problem("there is no such key", f"the keys are {', '.join(_KEYS)}") for value in unknown]
+    problems += [
+        value.place.problem("there is no such key", nearest(value.place.keys, _KEYS, "key")) for value in unknown
+    ]
     nightly = Nightly(
         schedule=_checked(
             given.get("schedule"), "0 0 * * *", _is_cron, "a cron expression such as 30 0 * * *", problems
@@ -95,7 +102,7 @@ def _sources(document: YamlValue, given: Mapping[str, YamlValue], problems: list
     if "sources" not in given:
         problems.append(document.place.problem("the file has no sources", "add the key sources, with a list"))
         return []
-    defaults = given["defaults"].mapping(problems) if "defaults" in given else {}
+    defaults = _options_in(given["defaults"].mapping(problems), problems) if "defaults" in given else {}
     sources: dict[str, NightlySource] = {}
     for element in given["sources"].items(problems):
         source = _source(element, defaults, problems)
@@ -124,15 +131,12 @@ def _source(element: YamlValue, defaults: Mapping[str, YamlValue], problems: lis
         problems.append(place.problem("the source has no valid kind", f"set kind to one of {', '.join(kinds)}"))
         return None
     name = option_values.pop("name", None)
-    every = {option.name: option for option in declared()}
-    fitting_options = {key: option for key, option in every.items() if option.fits(kind.plain)}
-    for key in sorted(option_values.keys() - fitting_options.keys()):
-        what = f"{kind.plain} has no such option" if key in every else "there is no such option"
-        problems.append(
-            option_values[key].place.problem(what, f"the options are {', '.join(['kind', 'name', *fitting_options])}")
-        )
+    given = _options_in(option_values, problems)
+    fitting_options = {one.name: one for one in declared() if one.fits(kind.plain)}
+    unfit = [given[key].place for key in sorted(given.keys() - fitting_options.keys())]
+    problems += [place.problem(f"{kind.plain} has no such option", "remove the key") for place in unfit]
     # The defaults apply to all sources, so ignore an option that this kind of source does not have.
-    values = {key: value for key, value in {**defaults, **option_values}.items() if key in fitting_options}
+    values = {key: value for key, value in {**defaults, **given}.items() if key in fitting_options}
     for key, value in values.items():
         _check_option(fitting_options[key], value, problems)
     for key, option in fitting_options.items():
@@ -159,9 +163,68 @@ def _preferred(kind: str, ours: Mapping[str, Option], given: Mapping[str, Any]) 
     return preferred | ({"refresh": "auto"} if "refresh" in ours else {})
 
 
+def _options_in(given: Mapping[str, YamlValue], problems: list[Problem]) -> dict[str, YamlValue]:
+    """Return the values of options, by option name, that the keys of a source set."""
+    found: dict[str, YamlValue] = {}
+    known = [*(name for name in places() if name != "allow")]
+    for key, value in given.items():
+        if key not in known:
+            if key in options_by_name():
+                _warn_of_key(key, value)
+                found[key] = value
+            else:
+                problems.append(value.place.problem("there is no such key", nearest(key, known, "key")))
+        elif key == "tables" or not places()[key]:
+            found[key] = value
+        else:
+            found |= _attributes_in(places()[key][0], value, problems)
+    return found
+
+
+def _warn_of_key(key: str, value: YamlValue) -> None:
+    option = options_by_name()[key]
+    hint = "remove it" if option.deprecated else f"write it as {paths()[key]}"
+    text = f"{value.place}: from version {REMOVED_IN} on, there is no such key: {hint}"
+    warnings.warn_explicit(text, DeprecationWarning, value.place.file, value.place.line)
+
+
+def _attributes_in(kind: type[Declaration], value: YamlValue, problems: list[Problem]) -> dict[str, YamlValue]:
+    """Return the values of options, by option name, that an object sets."""
+    if kind.first() and not isinstance(value.node, yaml.MappingNode):
+        return {_option_of(kind, kind.first()): value}
+    found: dict[str, YamlValue] = {}
+    names = [one.name for one in fields(kind)]  # type: ignore[arg-type]
+    for key, attribute in value.mapping(problems).items():
+        if key not in names:
+            problems.append(attribute.place.problem("there is no such key", nearest(key, names, "key")))
+            continue
+        option, nested = _option_of(kind, key), next(iter(kind.objects[key]), None)
+        if nested is None or (option and not isinstance(attribute.node, yaml.MappingNode)):
+            found[option] = attribute
+        elif not option:
+            found |= _attributes_in(nested, attribute, problems)
+        else:
+            # The key of the mapping is the value for which the object stands, such as iceberg.
+            word = nested.implies[option]
+            for name, inner in attribute.mapping(problems).items():
+                if name == word:
+                    found |= {option: replace(inner, plain=word), **_attributes_in(nested, inner, problems)}
+                else:
+                    problems.append(inner.place.problem("there is no such key", nearest(name, [word], "key")))
+    return found
+
+
+def _option_of(kind: type[Declaration], attribute: str) -> str:
+    """Return the name of the option that an attribute sets. Empty: it accepts only objects."""
+    return next((name_of(one) for one in fields(kind) if one.name == attribute), "")  # type: ignore[arg-type]
+
+
 def _check_option(option: Option, value: YamlValue, problems: list[Problem]) -> None:
     # The value of a template is checked after rendering, when the run begins.
     if isinstance(value.plain, str) and "{{" in value.plain:
+        return
+    if option.name == "tables" and isinstance(value.plain, list):
+        _check_tables(option, value, problems)
         return
     if problem := option.check(value.plain):
         problems.append(value.place.problem(problem.what, problem.hint))
@@ -169,9 +232,6 @@ def _check_option(option: Option, value: YamlValue, problems: list[Problem]) -> 
     try:
         if option.name == "target" or (option.name == "scratch" and value.plain):
             LakeUri.parse(value.plain.replace("{source}", "source"))
-        elif option.name == "tables":
-            for pattern in value.plain:
-                Pattern.parse(pattern.removeprefix("!"))
         elif option.name in ("where", "columns"):
             for pattern in value.plain or {}:
                 Pattern.parse(pattern)
@@ -179,13 +239,25 @@ def _check_option(option: Option, value: YamlValue, problems: list[Problem]) -> 
         problems.append(value.place.problem(error.message, error.hint))
 
 
+def _check_tables(option: Option, value: YamlValue, problems: list[Problem]) -> None:
+    try:
+        patterns = with_tables({"tables": value.plain})["tables"]
+        if problem := option.check(patterns):
+            problems.append(value.place.problem(problem.what, problem.hint))
+            return
+        for pattern in patterns:
+            Pattern.parse(pattern.removeprefix("!"))
+    except ConfigurationError as error:
+        what = error.message if error.where in ("", "tables") else f"{error.where}: {error.message}"
+        problems.append(value.place.problem(what, error.hint))
+
+
 def _check_unused(
     defaults: Mapping[str, YamlValue], found: Mapping[str, NightlySource], problems: list[Problem]
 ) -> None:
-    option_names = {option.name for option in declared()}
     used = {key for source in found.values() for key in source.options}
     for key, value in defaults.items():
-        if key not in option_names or (key not in used and not problems):
+        if key not in used and not problems:
             problems.append(
                 value.place.problem("no source has such an option", "the options are those of SnapshotTaskGroup")
             )

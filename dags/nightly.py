@@ -17,9 +17,9 @@ from zoneinfo import ZoneInfo
 from airflow.configuration import conf
 from airflow.sdk import DAG
 
+from airflow_provider_cdc import Allow, SnapshotTaskGroup
 from airflow_provider_cdc.nightly import read_nightly
 from airflow_provider_cdc.notifications.failure import FailureNotifier
-from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
 
 named = conf.get("cdc", "nightly", fallback="")
 file = Path(named) if named else Path(__file__).with_name("nightly.yaml")
@@ -44,4 +44,4 @@ if named or file.exists():
         **deadlines,
     ):
         for source in nightly.sources:
-            SnapshotTaskGroup(group_id=source.name, prefix_group_id=True, **source.options)
+            SnapshotTaskGroup.of_options(source.options, Allow(), group_id=source.name, prefix_group_id=True)

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
-from airflow_provider_cdc.core.options.run import RunOptions, checked, declared
+from airflow_provider_cdc.core.options.run import RunOptions, checked
 from airflow_provider_cdc.core.positions.as_of import INTERVAL_END
 from airflow_provider_cdc.core.run.manifest import MissedPast
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -26,11 +26,13 @@ from airflow_provider_cdc.operators.arguments.checks import (
     collected,
 )
 from airflow_provider_cdc.operators.arguments.options import (
+    ATTRIBUTES,
     Allowed,
+    Given,
+    accepting_options,
     check_conf,
     check_kind,
     take_options,
-    taking_options,
 )
 from airflow_provider_cdc.operators.arguments.types import PreflightArguments
 from airflow_provider_cdc.operators.base import TargetOperator, log_skipped, push_xcoms
@@ -77,40 +79,36 @@ class PreflightOperator(TargetOperator):
       ``lock_and_record`` plans the run again. Then the plan in its log and in the run's record applies.
     - ``summary``: a text that describes what a run would do. Only with ``plan_only``.
 
-    The operator takes every option of a run (`core.options`), and the connections and targets that the DAG's author
-    allows. Each option may be a template.
-
-    :param source_conn_ids: the allowed connections. ``*`` matches any run of characters. None: any connection is
-        allowed.
-    :param targets: the allowed target folders, including the folders below them (see `Allowed`). None: any folder is
-        allowed.
-    :param strict_conf: reject a DAG run if its conf has keys that are not params of the DAG, or sets an option of
-        another kind of source.
+    The operator takes the arguments of a run (`core.options.arguments`), as `SnapshotTaskGroup` does. Airflow shows the
+    options by their names.
     """
 
-    template_fields: Sequence[str] = tuple(option.argument for option in declared())
+    template_fields: Sequence[str] = ATTRIBUTES
 
-    @taking_options
-    def __init__(
-        self,
-        *,
-        source_conn_ids: Sequence[str] | None = None,
-        targets: Sequence[str] | None = None,
-        strict_conf: bool = False,
-        **kwargs: Unpack[PreflightArguments],
-    ) -> None:
-        options, own = take_options(kwargs)
-        super().__init__(do_xcom_push=False, **own)
+    @accepting_options
+    def __init__(self, **kwargs: Unpack[PreflightArguments]) -> None:
+        given = take_options(type(self).__name__, kwargs)
+        super().__init__(do_xcom_push=False, **given.others)
         # Params must keep their types, even if the DAG renders templates to text.
         self.render_template_as_native_obj = True
-        for name, value in options.items():
+        # These values are not templated, because a user who triggers a run could change the values of templates.
+        self.allowed = Allowed(given.allow.source_conn_ids, given.allow.targets)
+        self.strict_conf = given.allow.strict_conf
+        self._set(given)
+
+    @classmethod
+    def of_options(cls, given: Given, task_id: str) -> PreflightOperator:
+        """Create a task from the values of options."""
+        task = cls(task_id=task_id, allow=given.allow, **given.required)
+        task._set(given)
+        return task
+
+    def _set(self, given: Given) -> None:
+        for name, value in given.attributes.items():
             setattr(self, name, value)
         # Compare the option before Airflow renders its template. A rendered time does not show whether it comes from
         # the DAG or from a user.
-        self.as_of_is_supplied = options["as_of"] == INTERVAL_END
-        # These arguments are not templated, because a user who triggers a run could change the values of templates.
-        self.allowed = Allowed(source_conn_ids, targets)
-        self.strict_conf = strict_conf
+        self.as_of_is_supplied = given.values.get("as_of") == INTERVAL_END
 
     @failing
     @accessing_storage

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from airflow.configuration import conf
-from airflow.sdk import Param
+from airflow.sdk import DAG, Param
 
+from airflow_provider_cdc.core.options.arguments import declared
 from airflow_provider_cdc.core.options.declare import Option, expecting
-from airflow_provider_cdc.core.options.run import declared
+from airflow_provider_cdc.core.options.running import Allow
 from airflow_provider_cdc.core.positions.kinds import only
 from airflow_provider_cdc.core.storage.uri import glob
 
@@ -26,8 +27,20 @@ _ALLOWED = {"source_conn_id": "source_conn_ids", "target": "targets"}
 """The options whose values are restricted by Airflow's configuration, each with the name of the setting."""
 
 
+_LIMITS = """
+A user who may trigger this DAG fills in its params, but its tasks run with Airflow's rights. So the DAG accepts only
+the connections and targets that the administrator lists in Airflow's configuration, section `cdc`, separated by commas:
+
+- `source_conn_ids` (`AIRFLOW__CDC__SOURCE_CONN_IDS`): the allowed connections, by default `cdc_*`.
+- `targets` (`AIRFLOW__CDC__TARGETS`), such as `s3://bucket/lake`: the folders in which, or below which, the DAG may
+  publish. There is no default, because a safe place to write data to cannot be guessed.
+
+`*` matches any run of characters in an id or in a part of a path; `*` alone matches anything.
+"""
+
+
 def allowed() -> dict[str, Any]:
-    """Return the arguments ``source_conn_ids`` and ``targets`` of a `SnapshotTaskGroup` from Airflow's configuration.
+    """Return the connections and targets that the shipped DAGs accept, from Airflow's configuration.
 
     Both settings are lists, separated by commas or blanks. ``*`` matches any run of characters.
 
@@ -56,18 +69,42 @@ def params(kind: str, **defaults: Any) -> dict[str, Param]:
 
 
 def from_params(kind: str, **defaults: Any) -> dict[str, Any]:
-    """Return templates as arguments for a `SnapshotTaskGroup`. With these templates, the group takes its options from
-    `params`.
+    """Return templates as options for `SnapshotTaskGroup.of_options`. With these templates, the group takes its options
+    from `params`.
 
     :param defaults: the same defaults as for `params`.
     """
     return {option.name: _template(option, _default(option, defaults)) for option in _shown(kind)}
 
 
+def dag(dag_id: str, kind: str, description: str, doc_md: str | None, **defaults: Any) -> DAG:
+    """Return a DAG that copies tables as its form says. A user who triggers the DAG can set only the params.
+
+    :param kind: the kind of source, as for `params`.
+    :param defaults: as for `params`.
+    """
+    # The DAG `control` uses this module, but not the task group.
+    from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
+
+    with DAG(
+        dag_id,
+        description=description,
+        doc_md=f"{doc_md}\n{_LIMITS}",
+        schedule=None,
+        catchup=False,
+        tags=["cdc", *([kind] if kind else [])],
+        render_template_as_native_obj=True,
+        params=params(kind, **defaults),
+    ) as made:
+        SnapshotTaskGroup.of_options(from_params(kind, **defaults), Allow(**allowed(), strict_conf=True))
+    return made
+
+
 def _shown(kind: str) -> Iterator[Option]:
     shown = [one for one in declared() if one.in_form and (kind == ANY or one.fits(kind))]
     # A form shows its sections in the order of their first params.
-    return iter(sorted(shown, key=lambda one: one.section))
+    sections = list(dict.fromkeys(one.section for one in shown))
+    return iter(sorted(shown, key=lambda one: (bool(one.section), sections.index(one.section))))
 
 
 def _default(one: Option, defaults: Mapping[str, Any]) -> Any:

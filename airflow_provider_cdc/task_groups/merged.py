@@ -5,21 +5,27 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Unpack
 
 from airflow.providers.common.compat.sdk import AssetAlias, TaskGroup, XComArg
 
 from airflow_provider_cdc.assets import copies_alias
+from airflow_provider_cdc.core.options.arguments import options_by_name
+from airflow_provider_cdc.core.options.copied import Lake, Merge, Table
+from airflow_provider_cdc.core.options.declare import check_names
+from airflow_provider_cdc.core.options.flat import with_tables
+from airflow_provider_cdc.core.options.words import FAIL
 from airflow_provider_cdc.core.shards.union import SOURCES
 from airflow_provider_cdc.core.storage.uri import SOURCE_PLACEHOLDER
 from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.operators.arguments.options import take_options
+from airflow_provider_cdc.operators.arguments.types import GroupArguments
 from airflow_provider_cdc.operators.merged.check import CheckMergedOperator
 from airflow_provider_cdc.operators.merged.publish import PublishMergedOperator
 from airflow_provider_cdc.task_groups.snapshot import RETRYING, SnapshotTaskGroup
 
 _WHY_NOT = {
     "source_conn_id": "the sources are in source_conn_ids",
-    "tables": "the group copies the shards in merge, and no other tables",
     "format": "tables of several sources are merged as Parquet only",
     "catalog_conn_id": "tables of several sources are merged as Parquet only",
     "table_name": "tables of several sources are merged as Parquet only",
@@ -28,11 +34,10 @@ _WHY_NOT = {
     "on_type_change": "tables of several sources are merged as Parquet only",
     "on_foreign_commit": "tables of several sources are merged as Parquet only",
     "changes": "the changes of shards are not united",
-    "keep_days": "merged copies of several sources are kept by their number only: give keep",
-    "prefix_group_id": "the ids of the tasks must begin with the ids of their groups",
+    "keep_days": "merged copies of several sources are kept by their number only: give Retention.copies",
 }
-"""Arguments of `SnapshotTaskGroup` that this group refuses, with the reasons."""
-_GROUP_ARGUMENTS = ("default_args", "doc_md", "group_display_name", "parent_group", "tooltip", "dag")
+"""Options that this group refuses, with the reasons."""
+_GROUP_ARGUMENTS = ("group_id", "default_args", "doc_md", "group_display_name", "parent_group", "tooltip", "dag")
 
 
 class MergedSnapshotTaskGroup(TaskGroup):
@@ -40,7 +45,7 @@ class MergedSnapshotTaskGroup(TaskGroup):
 
         MergedSnapshotTaskGroup(
             source_conn_ids=["cdc_eu", "cdc_us"],
-            merge={"shop.orders": ["shop_*.orders"]},
+            tables=[Merge("shop.orders", ["shop_*.orders"])],
             target="s3://lake/raw",
             refresh="auto",
         )
@@ -51,14 +56,12 @@ class MergedSnapshotTaskGroup(TaskGroup):
     ``publish_merged`` compares the keys of all shards, and publishes each merged table at once.
 
     :param source_conn_ids: the connections to the sources, of one kind. Their positions are recorded in this order.
-    :param merge: the merged tables, each with its shards, as in `SnapshotTaskGroup`. Every source must have shards of
-        each merged table.
-    :param target: the folder to publish in. It must not contain ``{source}``.
-    :param vanished_shards: sources (``cdc_eu``) and shards (``cdc_eu:shop_3.orders``) of the last copy that may be
-        missing now.
-    :param keep: the number of merged copies to keep; 0: all of them. Of the sources' own copies, one is kept.
-    :param group_id: id of the group.
-    :param options: other arguments of `SnapshotTaskGroup`, for all sources.
+    :param tables: the merged tables, each a `Merge` with its shards. Every source must have shards of each merged
+        table. ``vanished_shards`` names sources (``cdc_eu``) and shards (``cdc_eu:shop_3.orders``) of the last copy
+        that may be missing now. A `Table` selects rows and columns of shards.
+    :param target: the folder to publish in, or a `Lake`. It must not contain ``{source}``. ``retention`` is the number
+        of merged copies to keep. Of the sources' own copies, one is kept.
+    :param arguments: other arguments of `SnapshotTaskGroup`, for all sources.
     :raises ConfigurationError: an argument cannot be used with several sources.
     """
 
@@ -66,60 +69,59 @@ class MergedSnapshotTaskGroup(TaskGroup):
         self,
         *,
         source_conn_ids: Sequence[str],
-        merge: Mapping[str, Sequence[str]],
-        target: str,
-        vanished_shards: Sequence[str] | None = None,
-        keep: int | str = 0,
-        group_id: str = "cdc_merged",
-        **options: Any,
+        tables: Sequence[Merge | Table | Mapping[str, object]] = (),
+        target: Lake | str,
+        **arguments: Unpack[GroupArguments],
     ) -> None:
-        given: dict[str, Any] = dict(options)
-        sources, vanished = list(source_conn_ids), list(vanished_shards or ())
-        _check(sources, merge, target, vanished, given)
-        of_group = {name: given.pop(name) for name in _GROUP_ARGUMENTS if name in given}
-        super().__init__(group_id=group_id, prefix_group_id=True, **of_group)
+        given = take_options(type(self).__name__, {"tables": tables, "target": target, **arguments})
+        values, sources = with_tables(given.values), list(source_conn_ids)
+        merge: Any = values.get("merge")
+        vanished = list(values.get("vanished_shards") or ())
+        _check(sources, given.values["tables"], merge, values["target"], vanished, values)
+        check_names(given.others, _GROUP_ARGUMENTS, type(self).__name__, "argument")
+        super().__init__(**{"group_id": "cdc_merged", **given.others, "prefix_group_id": True})
         self.default_args: dict[str, Any] = {**RETRYING, **(self.dag.default_args or {}), **self.default_args}
-        patterns = list(dict.fromkeys(pattern for own in merge.values() for pattern in own))
-        storage_conn_id = given.get("storage_conn_id", "")
+        lake, targets = values["target"], given.allow.targets
+        storage_conn_id = values.get("storage_conn_id", "")
         self.sources: dict[str, SnapshotTaskGroup] = {}
         with self:
             for source in sources:
-                self.sources[source] = SnapshotTaskGroup(
-                    source_conn_id=source,
-                    tables=patterns,
-                    target=f"{target.rstrip('/')}/{SOURCES}/{SOURCE_PLACEHOLDER}",
-                    merge={name: list(own) for name, own in merge.items()},
-                    vanished_shards=[
+                own = {
+                    "source_conn_id": source,
+                    "tables": list(dict.fromkeys(pattern for shards in merge.values() for pattern in shards)),
+                    "target": f"{lake.rstrip('/')}/{SOURCES}/{SOURCE_PLACEHOLDER}",
+                    "merge": {name: list(shards) for name, shards in merge.items()},
+                    "vanished_shards": [
                         name.partition(":")[2] for name in vanished if name.partition(":")[0] == source and ":" in name
                     ],
                     # The next run needs the last copy only, and readers read the merged copies.
-                    keep=1,
-                    group_id=_id_of(source),
-                    prefix_group_id=True,
-                    **given,
+                    "keep": 1,
+                }
+                self.sources[source] = SnapshotTaskGroup.of_options(
+                    {**values, **own}, given.allow, group_id=_id_of(source), prefix_group_id=True
                 )
             groups = list(self.sources.values())
             self.check = CheckMergedOperator(
                 task_id="check_merged",
                 source_conn_ids=sources,
                 plans={source: group.preflight.output["plan"] for source, group in self.sources.items()},
-                target=target,
+                target=lake,
                 vanished_shards=vanished,
-                as_of=given.get("as_of", ""),
-                on_table_error=given.get("on_table_error", "fail"),
+                as_of=values.get("as_of", ""),
+                on_table_error=values.get("on_table_error", FAIL),
                 storage_conn_id=storage_conn_id,
-                targets=given.get("targets"),
+                targets=targets,
             )
             self.publish = PublishMergedOperator(
                 task_id="publish_merged",
                 runs={source: group.run_uri for source, group in self.sources.items()},
-                target=target,
+                target=lake,
                 vanished_shards=vanished,
-                keep=keep,
-                spark_conn_id=given.get("spark_conn_id", "spark_default"),
-                conf=given.get("spark_conf"),
+                keep=values.get("keep", 0),
+                spark_conn_id=values.get("spark_conn_id", "spark_default"),
+                conf=values.get("spark_conf"),
                 storage_conn_id=storage_conn_id,
-                targets=given.get("targets"),
+                targets=targets,
                 outlets=[self.copies],
             )
         for group in groups:
@@ -150,19 +152,21 @@ class MergedSnapshotTaskGroup(TaskGroup):
 
 
 def _check(
-    sources: Sequence[str], merge: Any, target: Any, vanished: Sequence[str], options: Mapping[str, Any]
+    sources: Sequence[str], tables: Any, merge: Any, target: Any, vanished: Sequence[str], values: Mapping[str, Any]
 ) -> None:
     """Check the arguments of a group.
 
     :raises ConfigurationError: an argument is wrong.
     """
     for name, why in _WHY_NOT.items():
-        if options.get(name) not in (None, False, "", "parquet"):
-            raise ConfigurationError(f"MergedSnapshotTaskGroup does not have the argument {name}", hint=why)
-    if not isinstance(merge, Mapping) or not merge:
-        raise ConfigurationError(
-            "merge must be known when the DAG is parsed", hint='{"shop.orders": ["shop_*.orders"]}'
-        )
+        if values.get(name) not in (None, False, "", "parquet"):
+            raise ConfigurationError(f"MergedSnapshotTaskGroup does not have {options_by_name()[name].place}", hint=why)
+    if not isinstance(tables, list) or not isinstance(merge, Mapping) or not merge:
+        hint = 'tables=[Merge("shop.orders", ["shop_*.orders"])]'
+        raise ConfigurationError("the merged tables must be known when the DAG is parsed", hint=hint)
+    if plain := [table for table in tables if not isinstance(table, Mapping)]:
+        hint = "the group copies the shards of merged tables, and no other tables: give objects Merge"
+        raise ConfigurationError(f"MergedSnapshotTaskGroup cannot copy {plain[0]}", hint=hint)
     if not isinstance(target, str) or SOURCE_PLACEHOLDER in target:
         raise ConfigurationError("the target of merged tables is one folder", hint=f"leave out {SOURCE_PLACEHOLDER}")
     if len({_id_of(source) for source in sources}) < max(2, len(sources)):

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from airflow.sdk import DAG
 
-from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
+from airflow_provider_cdc import Refresh, SnapshotTaskGroup
 
 BEGIN = datetime.fromisoformat(os.environ["TEST_BEGIN"])
 INTERVAL = timedelta(seconds=10)
@@ -29,5 +29,5 @@ with DAG(
         tables=[os.environ["TEST_SCHEMA"] + ".*"],
         target=os.environ["TEST_TARGET"],
         as_of="{{ data_interval_end }}",
-        standing_slot=os.environ["TEST_STANDING_SLOT"],
+        refresh=Refresh(standing_slot=os.environ["TEST_STANDING_SLOT"]),
     )

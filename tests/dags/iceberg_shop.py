@@ -6,7 +6,7 @@ from datetime import datetime
 
 from airflow.sdk import DAG
 
-from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
+from airflow_provider_cdc import Iceberg, Lake, SnapshotTaskGroup, Spark
 
 with DAG(
     "iceberg_shop",
@@ -17,10 +17,10 @@ with DAG(
     SnapshotTaskGroup(
         source_conn_id="shop",
         tables="{{ params.tables }}",
-        target="{{ params.target }}",
-        format="iceberg",
-        catalog_conn_id="lake",
-        storage_conn_id="store",
-        table_name="raw.{schema}_{table}",
-        spark_conf={"spark.eventLog.enabled": "true", "spark.eventLog.dir": "{{ params.events }}"},
+        target=Lake(
+            "{{ params.target }}",
+            format=Iceberg("lake", table_name="raw.{schema}_{table}"),
+            storage_conn_id="store",
+        ),
+        spark=Spark(conf={"spark.eventLog.enabled": "true", "spark.eventLog.dir": "{{ params.events }}"}),
     )

@@ -7,13 +7,13 @@ from datetime import timedelta
 
 from airflow.sdk import DAG
 
-from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
+from airflow_provider_cdc import Limits, Read, SnapshotTaskGroup
 
 with DAG("limited_shop", schedule=None, default_args={"retries": 2, "retry_delay": timedelta(seconds=1)}):
     SnapshotTaskGroup(
         source_conn_id="cdc_shop",
         tables=["public.*"],
         target=os.environ["TEST_TARGET"],
-        chunk_rows=60,
-        max_rows_per_second=150,
+        read=Read(chunk_rows=60),
+        limits=Limits(max_rows_per_second=150),
     )

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from airflow.sdk import DAG
 
-from airflow_provider_cdc.task_groups.merged import MergedSnapshotTaskGroup
+from airflow_provider_cdc import Merge, MergedSnapshotTaskGroup
 
 with DAG(
     "merged_shops",
@@ -17,8 +17,7 @@ with DAG(
 ):
     MergedSnapshotTaskGroup(
         source_conn_ids=["eu", "us"],
-        merge={"shop.orders": ["merged_shop.orders_*"]},
+        tables=[Merge("shop.orders", ["merged_shop.orders_*"], origin_columns=True)],
         target="{{ params.target }}",
-        origin_columns=True,
         refresh="auto",
     )

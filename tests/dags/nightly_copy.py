@@ -7,8 +7,8 @@ from typing import Any
 
 from airflow.sdk import DAG, task
 
+from airflow_provider_cdc import Read, SnapshotTaskGroup, Spark
 from airflow_provider_cdc.notifications.failure import FailureNotifier
-from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
 
 with DAG(
     "nightly_copy",
@@ -27,10 +27,9 @@ with DAG(
         source_conn_id="stock_mysql",
         tables="{{ params.tables }}",
         target="{{ params.target }}/raw",
-        spark_conf={"spark.ui.enabled": "false"},
-        # However slow the machine is.
-        shared_app_seconds=3600,
-        chunk_rows=50,
+        # One application, however slow the machine is.
+        spark=Spark(conf={"spark.ui.enabled": "false"}, shared_app_seconds=3600),
+        read=Read(chunk_rows=50),
         group_id="shop",
         prefix_group_id=True,
     )

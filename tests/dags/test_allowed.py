@@ -25,7 +25,7 @@ def operators(dag_id: str) -> tuple[PreflightOperator, LockAndRecordOperator]:
     return preflight, recording
 
 
-@pytest.mark.parametrize("dag_id", ["copy_tables", "backfill", "mysql_snapshot", "postgres_snapshot"])
+@pytest.mark.parametrize("dag_id", ["copy_tables", "mysql_snapshot", "postgres_snapshot"])
 def test_shipped_dags_publish_only_where_they_were_told_to(dag_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in SETTINGS:
         monkeypatch.delenv(name, raising=False)

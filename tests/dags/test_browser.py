@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.options.declare import FOLDED
+from airflow_provider_cdc import Read
 from airflow_provider_cdc.core.run.ledger import FIRST
 from harness import oracle
 from harness.airflow_home import ROOT, AirflowHome
@@ -199,7 +199,7 @@ def fill_in(browser: Browser, site: Site, *, plan_only: bool) -> None:
     browser.open(f"{site.url}/dags/copy_tables")
     browser.click("button", "Trigger")
     browser.wait_text("Show the plan only")
-    assert browser.script("!document.body.innerText.includes('Rows per chunk')"), f"{FOLDED} is folded"
+    assert browser.script("!document.body.innerText.includes('Rows per chunk')"), f"{Read.section} is folded"
     browser.type("#element_source_conn_id", "cdc_mysql")
     browser.type("#element_tables", f"{site.schema}.*")
     browser.edit("#element_where .view-lines", json.dumps({f"{site.schema}.orders": CONDITION}))
@@ -208,7 +208,7 @@ def fill_in(browser: Browser, site: Site, *, plan_only: bool) -> None:
     if plan_only:
         browser.script("document.querySelector('[name=element_plan_only]').click()")
     browser.shot("form")
-    browser.click("button", FOLDED)
+    browser.click("button", Read.section)
     browser.wait_text("Rows per chunk")
     browser.type("[id*=element_chunk_rows] input, input[name=element_chunk_rows]", str(CHUNK_ROWS))
     browser.shot("form-advanced")

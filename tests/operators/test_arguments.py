@@ -14,27 +14,26 @@ import pytest
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.providers.common.compat.sdk import BaseOperator, TaskGroup
 
-from airflow_provider_cdc.core.options.run import declared
-from airflow_provider_cdc.operators.arguments.types import (
-    GroupArguments,
-    PreflightArguments,
-    SparkArguments,
-    TaskArguments,
-    TaskGroupArguments,
-)
+from airflow_provider_cdc import Lake, Limits, SnapshotTaskGroup, Table
+from airflow_provider_cdc.operators.arguments.types import SparkArguments, TaskArguments, TaskGroupArguments
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from airflow_provider_cdc.operators.preflight import PreflightOperator
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
-from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
 
 if TYPE_CHECKING:
-    SnapshotTaskGroup(source_conn_id="shop", tables=["shop.*"], target="/lake", tooltip="Shop")
-    SnapshotTaskGroup(source_conn_id="shop", tables=["shop.*"], target="/lake", chunk_row=5)  # type: ignore[call-arg]
-    SnapshotTaskGroup(source_conn_id="shop", tables=["shop.*"], target="/lake", keep=1.5)  # type: ignore[arg-type]
-    SnapshotTaskGroup.partial(tables=["shop.*"], keep=7, group_id="shop").expand(source_conn_id=["eu", "us"])
+    SnapshotTaskGroup(source_conn_id="shop", tables=["shop.*", Table("a.b")], target="/lake", tooltip="Shop")
+    SnapshotTaskGroup(source_conn_id="shop", tables=["shop.*"], target=Lake("/lake"), limit=5)  # type: ignore[call-arg]
+    SnapshotTaskGroup(source_conn_id="shop", tables=["shop.*"], target="/lake", keep=7)  # type: ignore[call-arg]
+    SnapshotTaskGroup(source_conn_id="shop", tables=["shop.*"])  # type: ignore[call-arg]
+    Lake()  # type: ignore[call-arg]
+    Lake("/lake", keep=7)  # type: ignore[call-arg]
+    Lake("/lake", retention=1.5)  # type: ignore[arg-type]
+    Limits(4)  # type: ignore[call-arg]
+    Limits(max_reads="{{ params.reads }}", governor={"replica_lag_seconds": 30})
+    SnapshotTaskGroup.partial(tables=["shop.*"], group_id="shop").expand(source_conn_id=["eu", "us"])
     SnapshotTaskGroup.partial(table=["shop.*"])  # type: ignore[call-arg]
     SnapshotTaskGroup.partial(tables=5)  # type: ignore[arg-type]
-    PreflightOperator(task_id="a", source_conn_id="shop", tables=["shop.*"], target="/lake", conf={}, retries=1)
+    PreflightOperator(task_id="a", source_conn_id="shop", tables=["shop.*"], target="/lake", retries=1)
     PreflightOperator(task_id="b", refesh="auto")  # type: ignore[call-arg]
     PreflightOperator(task_id="c", refresh=True)  # type: ignore[arg-type]
     LockAndRecordOperator(task_id="d", source_conn_id="shop", target="/lake", plan="{{ x }}", options="{{ y }}")
@@ -52,21 +51,12 @@ def known(arguments: type[Any]) -> set[str]:
     return set(arguments.__annotations__)
 
 
-def test_type_checkers_know_the_options_of_the_operators_as_the_task_group_has_them() -> None:
-    shown = inspect.signature(SnapshotTaskGroup).parameters
-    assert known(GroupArguments) == known(TaskGroupArguments) | set(shown) - {"kwargs"}
-    assert known(PreflightArguments) == known(TaskArguments) | {one.argument for one in declared()}
-    for name in set(shown) - {"kwargs"}:
-        own = str(shown[name].annotation).replace("Any", "object")
-        assert GroupArguments.__annotations__[name].__forward_arg__ == own, name
-
-
 @pytest.mark.parametrize(
     ("arguments", "function", "ours"),
     [
         # What we say ourselves is no argument.
         (TaskArguments, BaseOperator.__init__, {"do_xcom_push", "multiple_outputs", "render_template_as_native_obj"}),
-        (TaskGroupArguments, TaskGroup.__init__, {"group_id", "prefix_group_id"}),
+        (TaskGroupArguments, TaskGroup.__init__, set()),
         (
             SparkArguments,
             SparkSubmitOperator.__init__,

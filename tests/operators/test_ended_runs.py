@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG
 
+from airflow_provider_cdc import Allow, SnapshotTaskGroup
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.operators.base import run_id_for
 from airflow_provider_cdc.sources.postgres import PostgresSource
-from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
 from harness.postgres_server import PostgresServer
 from tests.runs import commit, manifest_of
 from tests.sources.postgres.log.reading import settings as settings_of
@@ -85,7 +85,7 @@ def preflight(tmp_path: Path) -> Preflight:
         target = (tmp_path / "lake").as_uri()
         given = {"source_conn_id": "shop", "tables": ["public.*"], "spark_conn_id": "spark", **options}
         with DAG("d", schedule=None) as dag:
-            group = SnapshotTaskGroup(target=target, **given)
+            group = SnapshotTaskGroup.of_options({"target": target, **given}, Allow())
 
         def told(dag_id: str, run_id: str) -> str:
             assert (dag_id, run_id) in (("d", "earlier"), ("d", "deleted"))

@@ -18,12 +18,14 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from airflow_provider_cdc import Allow
 from airflow_provider_cdc.core.run.manifest import RunTable, TablePlan
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import NAME_BYTES, Table, TableName, folder_name
 from airflow_provider_cdc.errors import PreflightError
+from airflow_provider_cdc.operators.arguments.options import Given
 from airflow_provider_cdc.operators.planning import plan_text
 from airflow_provider_cdc.operators.planning.lake_checks import check_names, find_leftovers, tell_leftovers
 from airflow_provider_cdc.operators.preflight import PreflightOperator
@@ -34,9 +36,11 @@ from tests.runs import commit, consolidate_result, delta_result, manifest_of, pu
 
 
 def preflight(target: str, conf: Mapping[str, Any] | None = None, **arguments: Any) -> dict[str, Any]:
-    given = {"source_conn_id": "shop", "tables": ["*.accounts"], "spark_conn_id": "spark", **arguments}
+    limits = {name: arguments.pop(name) for name in ("source_conn_ids", "targets", "strict_conf") if name in arguments}
+    values = {"source_conn_id": "shop", "tables": ["*.accounts"], "spark_conn_id": "spark", **arguments}
+    given = Given({"target": "{{ params.target }}", **values}, Allow(**limits), {})
     with DAG("d", schedule=None, params={"target": target, "tables": ["a.b"]}) as dag:
-        task = PreflightOperator(task_id="preflight", target="{{ params.target }}", **given)
+        task = PreflightOperator.of_options(given, "preflight")
     context: Any = {"dag": dag, "dag_run": SimpleNamespace(conf=conf or {}), "params": {"target": target}}
     context["ti"] = SimpleNamespace(xcom_push=lambda **_: None)
     task.render_template_fields(context)
@@ -156,7 +160,7 @@ def test_what_is_wrong_with_a_condition_is_told_once(shop: str, tmp_path: Path) 
 
 def test_a_key_of_the_conf_that_nobody_reads_is_named(shop: str, tmp_path: Path) -> None:
     lake, tables = tmp_path.as_uri(), [f"{shop}.accounts"]
-    with pytest.raises(AirflowFailException, match=r"conf key 'tabels'(.|\n)*the params are tables, target"):
+    with pytest.raises(AirflowFailException, match=r"conf key 'tabels'(.|\n)*did you mean tables\?"):
         preflight(lake, {"tabels": ["a.c"], "target": lake}, strict_conf=True)
     preflight(lake, {"target": lake}, tables=tables, strict_conf=True)
     preflight(lake, {"for_another_task": 1}, tables=tables)

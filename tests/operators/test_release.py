@@ -20,6 +20,7 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowTaskTimeout
 from airflow.sdk.execution_time import task_runner
 
+from airflow_provider_cdc import Read, SnapshotTaskGroup
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.release import check_not_released
@@ -35,7 +36,6 @@ from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.slots import transaction_waits
-from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
 from harness.postgres_server import PostgresServer
 from tests.runs import commit, manifest_of, publish
 from tests.sources.postgres.log.reading import settings as settings_of
@@ -364,7 +364,9 @@ def test_a_slot_that_is_to_be_kept_stays_when_the_dag_run_fails_after_it_was_dec
     postgres: PostgresServer, source: PostgresSource, context: Any, tmp_path: Any, reached: str, left: int
 ) -> None:
     with DAG("d", schedule=None) as dag:
-        group = SnapshotTaskGroup(source_conn_id="shop", tables=["public.*"], target=tmp_path.as_uri(), keep_slot=True)
+        group = SnapshotTaskGroup(
+            source_conn_id="shop", tables=["public.*"], target=tmp_path.as_uri(), read=Read(keep_slot=True)
+        )
     (release,) = dag.on_failure_callback
     run_id = run_id_for(context["dag_run"], group.lock_and_record.task_id, tmp_path.as_uri())
     run = begin_run(source, run_id, tmp_path, keep_slot=True)

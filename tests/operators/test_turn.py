@@ -13,12 +13,12 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
+from airflow_provider_cdc import Allow, On, SnapshotTaskGroup
 from airflow_provider_cdc.core.liveness import FOLDER
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.operators.planning import dag_run_state
 from airflow_provider_cdc.operators.preflight import PreflightOperator
-from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
 from airflow_provider_cdc.triggers.pause import PauseTrigger
 from harness.mysql_server import MysqlServer
 from harness.s3_server import s3_environment
@@ -55,14 +55,8 @@ class Deployment:
     def group(self, **options: Any) -> tuple[DAG, SnapshotTaskGroup]:
         given = {"tables": [f"{self.schema}.a*"], **options}
         with DAG("d", schedule=None) as dag:
-            group = SnapshotTaskGroup(
-                source_conn_id="shop",
-                target=self.target,
-                spark_conn_id="spark",
-                group_id="g",
-                prefix_group_id=True,
-                **given,
-            )
+            values = {"source_conn_id": "shop", "target": self.target, "spark_conn_id": "spark", **given}
+            group = SnapshotTaskGroup.of_options(values, Allow(), group_id="g", prefix_group_id=True)
         return dag, group
 
     def preflight(self, name: str, state: str = "running", **options: Any) -> None:
@@ -181,7 +175,7 @@ def test_a_run_does_not_wait_for_a_group_that_comes_after_it_in_the_cleared_dag_
             group_id="h",
             prefix_group_id=True,
             tables=[f"{airflow.schema}.a*"],
-            concurrent_runs="refuse",
+            on=On(concurrent_runs="refuse"),
         )
     first >> second
     airflow.states["first"] = "running"

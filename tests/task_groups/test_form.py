@@ -11,9 +11,11 @@ from airflow.sdk.exceptions import ParamValidationError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.options.declare import FOLDED
-from airflow_provider_cdc.core.options.run import checked, declared
+from airflow_provider_cdc import Allow
+from airflow_provider_cdc.core.options.arguments import declared
+from airflow_provider_cdc.core.options.run import checked
 from airflow_provider_cdc.core.positions.as_of import is_as_of
+from airflow_provider_cdc.operators.arguments.options import Given
 from airflow_provider_cdc.operators.preflight import PreflightOperator
 from airflow_provider_cdc.task_groups import form
 
@@ -56,7 +58,8 @@ def test_only_what_has_no_default_has_a_star_and_an_emptied_field_gets_its_defau
     assert starred == {name for name, param in params.items() if not param.has_value} == {"tables", "target"}
     filled = {"tables": ["shop.orders"], "target": "/lake"}
     with DAG("emptied", render_template_as_native_obj=True) as dag:
-        task = PreflightOperator(task_id="preflight", **form.from_params(kind, **given))
+        given_options = Given(form.from_params(kind, **given), Allow(), {})
+        task = PreflightOperator.of_options(given_options, "preflight")
     emptied = {name: param.resolve(filled.get(name)) for name, param in params.items()}
     environment = dag.get_template_env()
     values = {
@@ -102,9 +105,13 @@ def test_a_form_for_any_source_has_every_option_and_says_which_are_for_one_kind(
 def test_what_is_common_comes_before_what_is_folded() -> None:
     sections = {name: param.schema.get("section") for name, param in form.params(form.ANY).items()}
     common = [name for name, section in sections.items() if section is None]
-    assert common == ["source_conn_id", "tables", "target", "where", "as_of", "refresh", "plan_only"]
+    assert common == ["source_conn_id", "tables", "where", "target", "as_of", "refresh", "plan_only"]
     assert list(sections)[: len(common)] == common
-    assert {section for section in sections.values() if section} == {FOLDED}
+    folded = list(dict.fromkeys(section for section in sections.values() if section))
+    assert folded == ["Tables", "Merged tables", "Lake", "Refresh", "Reading", "Limits", "Exceptions", "Spark"]
+    assert [section for section in sections.values() if section] == sorted(
+        (section for section in sections.values() if section), key=folded.index
+    )
 
 
 def test_a_form_offers_the_connections_and_targets_that_are_allowed_and_refuses_other_connections(

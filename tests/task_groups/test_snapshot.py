@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -18,10 +16,8 @@ import pytest
 from airflow.sdk import DAG, BaseHook, TaskGroup
 from airflow.serialization.serialized_objects import DagSerialization
 
-from airflow_provider_cdc.core.options.run import AuthorOptions, declared
-from airflow_provider_cdc.core.positions.kinds import only
+from airflow_provider_cdc import Limits, Read, Refresh, SnapshotTaskGroup, Spark
 from airflow_provider_cdc.errors import ConfigurationError
-from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
 from harness.airflow_home import ROOT
 
 STEPS = ["preflight", "lock_and_record", "snapshot", "extract_delta", "consolidate"]
@@ -63,7 +59,7 @@ def test_parsing_touches_no_connection_and_no_network(monkeypatch: pytest.Monkey
 
 def test_group_survives_serialization_and_copying() -> None:
     with dag() as parsed:
-        group(spark_conf={"spark.executor.cores": "2"}, lock_through_read=True)
+        group(spark=Spark(conf={"spark.executor.cores": "2"}), read=Read(lock_through_read=True))
     loaded = DagSerialization.deserialize_dag(DagSerialization.serialize_dag(parsed))
     assert set(loaded.task_ids) == set(STEPS)
     assert set(copy.deepcopy(parsed).task_ids) == set(STEPS)
@@ -95,9 +91,8 @@ def test_templates_keep_the_types_of_params_whatever_the_dag_says() -> None:
     with dag(render_template_as_native_obj=False) as parsed:
         group(
             tables="{{ params.tables }}",
-            chunk_rows="{{ params.chunk_rows }}",
-            lock_through_read="{{ params.through }}",
-            spark_conf="{{ params.conf }}",
+            read=Read(chunk_rows="{{ params.chunk_rows }}", lock_through_read="{{ params.through }}"),
+            spark=Spark(conf="{{ params.conf }}"),
             source_conn_id="{{ params.source }}",
         )
     params = {"tables": ["a.b"], "chunk_rows": 10, "through": True, "conf": {"spark.x": 1}, "source": "shop"}
@@ -120,37 +115,9 @@ def test_what_was_published_can_be_handed_on() -> None:
     assert copied.run_uri.key == "run_uri"
 
 
-def test_the_signature_and_the_docstring_say_of_each_option_what_is_declared() -> None:
-    shown = inspect.signature(SnapshotTaskGroup).parameters
-    told = dict(re.findall(r":param (\w+): (.*?)(?=:param|\Z)", inspect.getdoc(SnapshotTaskGroup) or "", re.DOTALL))
-    options = (*declared(), *declared(AuthorOptions))
-    assert [*shown][: len(options)] == [one.name for one in options]
-    for one in options:
-        parameter = shown[one.name]
-        assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
-        assert parameter.default == (inspect.Parameter.empty if one.required else one.default)
-        own = {str: "str", int: "int", float: "float", bool: "bool"}.get(one.type) or str(one.type)
-        own = own.replace("collections.abc.", "").replace("typing.", "")
-        # A template is text, whatever it renders to.
-        wanted = own if one.fixed else " | ".join(dict.fromkeys([*own.split(" | "), "str"]))
-        assert sorted(str(parameter.annotation).split(" | ")) == sorted(wanted.split(" | ")), one.name
-        kind = f"{only(one.feature)}: " if one.feature else ""
-        assert " ".join(told[one.name].split()) == kind + one.help.replace("`", "``"), one.name
-
-
-def test_every_option_reaches_preflight() -> None:
-    given = {one.name: f"given {one.name}" for one in declared()}
-    with dag() as parsed:
-        group(**given)
-    preflight = parsed.get_task("preflight")
-    assert {one.argument: getattr(preflight, one.argument) for one in declared()} == {
-        one.argument: given[one.name] for one in declared()
-    }
-
-
 @pytest.mark.parametrize(
     ("given", "hint"),
-    [("chunk_row", "did you mean chunk_rows?"), ("zzz", "source_conn_id, tables, target"), ("tooltip_", "tooltip")],
+    [("limit", "did you mean limits?"), ("zzz", "source_conn_id, tables, target"), ("tooltip_", "tooltip")],
 )
 def test_an_argument_that_nobody_knows_is_refused_with_the_ones_that_are_ours(given: str, hint: str) -> None:
     with dag(), pytest.raises(ConfigurationError, match=f"SnapshotTaskGroup has no argument '{given}'") as refused:
@@ -162,7 +129,11 @@ def test_an_argument_that_nobody_knows_is_refused_with_the_ones_that_are_ours(gi
     "mapped",
     [
         lambda partial: partial.expand(source_conn_id=["eu", "us"]),
-        lambda partial: partial.expand_kwargs([{"source_conn_id": "eu"}, {"source_conn_id": "us", "chunk_rows": 5}]),
+        lambda partial: partial.expand_kwargs(
+            [{"source_conn_id": "eu"}, {"source_conn_id": "us", "read": Read(chunk_rows=5)}]
+        ),
+        lambda partial: partial.expand(source_conn_id=["eu"], refresh=["full", Refresh("auto")]),
+        lambda partial: partial.expand(source_conn_id=["eu"], limits=[Limits(max_reads=1), Limits(max_reads=2)]),
     ],
 )
 def test_a_group_for_each_of_several_sources_has_the_same_tasks(mapped: Any) -> None:
@@ -183,7 +154,19 @@ def test_a_group_for_each_of_several_sources_has_the_same_tasks(mapped: Any) -> 
 @pytest.mark.parametrize(
     ("mapped", "what"),
     [
-        (lambda: SnapshotTaskGroup.partial(chunk_row=5), "has no argument 'chunk_row'"),  # type: ignore[call-arg]
+        (lambda: SnapshotTaskGroup.partial(limit=5), "has no argument 'limit'"),  # type: ignore[call-arg]
+        (
+            lambda: SnapshotTaskGroup.partial(refresh="auto").expand_kwargs([{"refresh": "full"}]),
+            "refresh is set for all groups and for each group",
+        ),
+        (
+            lambda: SnapshotTaskGroup.partial(limits=Limits(max_reads=1)).expand(limits=[Limits(max_reads=2)]),
+            "limits is set for all groups",
+        ),
+        (
+            lambda: SnapshotTaskGroup.partial().expand(limits=[Limits(max_reads=1), Limits(chunk_pause=1)]),
+            "the values of limits set different options",
+        ),
         (lambda: SnapshotTaskGroup.partial().expand(source_conn_ids=[["a"]]), "'source_conn_ids' cannot differ"),
         (lambda: SnapshotTaskGroup.partial().expand_kwargs([{"group_id": "a"}]), "'group_id' cannot differ"),
         (

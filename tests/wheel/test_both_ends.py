@@ -33,7 +33,7 @@ OF_THE_CHECKOUT = ("PYTHONPATH", "AIRFLOW_HOME", "SPARK_HOME", "NUMBA_CACHE_DIR"
 EXAMPLES = ("every_shop", "nightly_copy", "every_ten_seconds", "waiting")
 PAGES = ("README.md", "docs/dag-authors.md", "docs/filters.md")
 DAGS = {
-    *("copy_tables", "backfill", "mysql_snapshot", "postgres_snapshot", "nightly", "control"),
+    *("copy_tables", "mysql_snapshot", "postgres_snapshot", "nightly", "control"),
     *("every_shop", "nightly_copy", "every_ten_seconds", "waiting"),
     *("report", "shown_shop_to_lake", "shown_report", "shown_every_shop", "shown_after_the_copy", "shown_open_orders"),
 }

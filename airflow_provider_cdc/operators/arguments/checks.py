@@ -199,8 +199,7 @@ ALLOWED: tuple[Check[ParametersContext], ...] = (
         "The DAG's author allows the connection and the target. The run accesses no other connection and no other "
         "folder.",
         _WHEN,
-        "use a connection and a target that the DAG's author allows, or ask the author to add yours to the arguments "
-        "`source_conn_ids` and `targets`",
+        "use a connection and a target that the DAG's author allows, or ask the author to add yours to `Allow`",
         _errors_of(_allowed, "parameter target"),
         (Raised(Moment.POSITION_FIXED, "operators.lock_and_record:LockAndRecordOperator.execute"),),
     ),

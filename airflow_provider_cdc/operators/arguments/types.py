@@ -1,8 +1,8 @@
 """Types of the arguments of the operators and of the task group.
 
 With these types, type checkers and editors report a misspelt argument or a wrong type before the DAG is parsed. The
-types have no effect when DAGs run. Tests compare the option types with the declarations of the options
-(`core.options`), and the task arguments with the arguments that Airflow accepts.
+types have no effect when DAGs run. The arguments of a run are declared in `core.options.arguments`. Tests compare the
+other arguments with those that Airflow accepts.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Required, TypeAlias, TypedDict
+
+from airflow_provider_cdc.core.options.arguments import CommonArguments, SourceArguments
 
 if TYPE_CHECKING:
     from airflow.sdk import DAG, Context, TaskGroup, XComArg
@@ -78,69 +80,8 @@ class TaskArguments(TypedDict, total=False):
     weight_rule: object
 
 
-class OptionArguments(TypedDict, total=False):
-    """The options of a run, under the names that both the operators and the task group use."""
-
-    source_conn_id: str
-    tables: Sequence[str] | str
-    target: str
-    where: Mapping[str, str] | str | None
-    columns: Mapping[str, Sequence[str]] | str | None
-    scratch: str
-    consistency: str
-    unrepresentable: str
-    arrays: str
-    spark_conn_id: str
-    shared_app_seconds: float | str
-    chunk_rows: int | str
-    chunk_pause: float | str
-    as_of: str
-    as_of_wait_seconds: int | str
-    standing_slot: str
-    standing_slot_hours: int | str
-    refresh: str
-    changes: bool | str
-    on_feed_gap: str
-    keep: int | str
-    keep_days: int | str
-    max_reads: int | str
-    max_rows_per_second: int | str
-    governor: Mapping[str, float] | str | None
-    scrub_days: int | str
-    scrub_gib: float | str
-    lock_wait_seconds: int | str
-    lock_tries: int | str
-    lock_pause_seconds: float | str
-    lock_through_read: bool | str
-    slot_wait_seconds: int | str
-    keep_slot: bool | str
-    format: str
-    catalog_conn_id: str
-    table_name: str
-    partition_by: Mapping[str, Sequence[str]] | str | None
-    sort_by: Mapping[str, Sequence[str]] | str | None
-    on_type_change: str
-    on_foreign_commit: str
-    storage_conn_id: str
-    on_table_error: str
-    on_schema_change: str
-    spool: str
-    on_short_log: str
-    merge: Mapping[str, Sequence[str]] | str | None
-    origin_columns: bool | str
-    on_collision: str
-    vanished_shards: Sequence[str] | str | None
-    column_order: str
-    missing_past: str
-    concurrent_runs: str
-    concurrent_wait_seconds: float | str
-    plan_only: bool | str
-
-
-class PreflightArguments(TaskArguments, OptionArguments, total=False):
-    """The keyword arguments of `PreflightOperator` that are not named in the operator's signature."""
-
-    conf: Mapping[str, object] | str | None
+class PreflightArguments(SourceArguments, CommonArguments, TaskArguments, total=False):
+    """The keyword arguments of `PreflightOperator`."""
 
 
 class SparkArguments(TaskArguments, total=False):
@@ -175,9 +116,10 @@ class SparkArguments(TaskArguments, total=False):
 
 
 class TaskGroupArguments(TypedDict, total=False):
-    """The arguments that Airflow accepts for every task group, except the arguments that are named in the signature of
-    `SnapshotTaskGroup`."""
+    """The arguments that Airflow accepts for every task group."""
 
+    group_id: str
+    prefix_group_id: bool
     add_suffix_on_collision: bool
     dag: DAG
     default_args: dict[str, object] | None
@@ -189,12 +131,9 @@ class TaskGroupArguments(TypedDict, total=False):
     ui_fgcolor: str
 
 
-class GroupArguments(OptionArguments, TaskGroupArguments, total=False):
-    """The keyword arguments of `SnapshotTaskGroup`."""
+class GroupArguments(CommonArguments, TaskGroupArguments, total=False):
+    """The keyword arguments of `SnapshotTaskGroup` that are not named in its signature."""
 
-    spark_conf: Mapping[str, object] | str | None
-    source_conn_ids: Sequence[str] | None
-    targets: Sequence[str] | None
-    strict_conf: bool
-    group_id: str
-    prefix_group_id: bool
+
+class PartialArguments(SourceArguments, GroupArguments, total=False):
+    """The keyword arguments of `SnapshotTaskGroup.partial`."""

@@ -2,7 +2,7 @@
 
 A page marks such a part with two comments, each on its own line::
 
-    <!-- generated: options -->
+    <!-- generated: arguments -->
     <!-- end -->
 """
 
@@ -16,7 +16,7 @@ from harness.documents.checks import CHECK_TABLES
 from harness.documents.errors import error_table
 from harness.documents.merging import merge_table
 from harness.documents.metrics import metric_table
-from harness.documents.options import clean_table, option_table
+from harness.documents.options import argument_table, clean_table, object_tables
 from harness.documents.packages import package_map
 from harness.documents.settings import setting_table
 from harness.documents.types import iceberg_types, mysql_types, postgres_types
@@ -26,7 +26,8 @@ PAGES = sorted([*_ROOT.glob("*.md"), *_ROOT.glob("docs/**/*.md")])
 
 PARTS: Mapping[str, Callable[[], Iterable[Sequence[str]]]] = {
     "packages": package_map,
-    "options": option_table,
+    "arguments": argument_table,
+    **object_tables(),
     "clean": clean_table,
     "settings": setting_table,
     "errors": error_table,

@@ -1,16 +1,16 @@
-"""Writes the generated parts of all pages and of a docstring; with ``--site FOLDER``, also builds the site there."""
+"""Writes the generated parts of all pages; with ``--site FOLDER``, also builds the site there."""
 
 import sys
 from pathlib import Path
 
-from harness.documents import PAGES, docstring, written
+from harness.documents import PAGES, written
 from harness.documents.site import build
 
-for file, rewrite in (*((page, written) for page in PAGES), (docstring.MODULE, docstring.with_declared_options)):
-    before = file.read_text()
-    after = rewrite(before)
+for page in PAGES:
+    before = page.read_text()
+    after = written(before)
     if after != before:
-        file.write_text(after)
-        print(f"docs: updated {file.name}")
+        page.write_text(after)
+        print(f"docs: updated {page.name}")
 if sys.argv[1:2] == ["--site"]:
     print(f"docs: the site is in {build(Path(sys.argv[2]))}")

@@ -14,6 +14,7 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 
+from airflow_provider_cdc import Allow
 from airflow_provider_cdc.core.options.feeds import BEGIN_ANEW, FeedOptions
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.positions.as_of import INTERVAL_END
@@ -22,6 +23,7 @@ from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import PreflightError, Problem
+from airflow_provider_cdc.operators.arguments.options import Given
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from airflow_provider_cdc.operators.planning.missing_past import record_or_miss
 from airflow_provider_cdc.operators.planning.plan_text import say_feed_gaps
@@ -61,13 +63,8 @@ def preflight(target: Path, night: datetime, run_type: str = "scheduled", **give
         **given,
     }
     with DAG("d", schedule=None) as dag:
-        task = PreflightOperator(
-            task_id="preflight",
-            source_conn_id="shop",
-            target=target.as_uri(),
-            spark_conn_id="spark",
-            **arguments,
-        )
+        values = {"source_conn_id": "shop", "target": target.as_uri(), "spark_conn_id": "spark", **arguments}
+        task = PreflightOperator.of_options(Given(values, Allow(), {}), "preflight")
     context = context_of(dag, night, run_type)
     task.render_template_fields(context)
     return task.execute(context), context

@@ -10,9 +10,9 @@ import pytest
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG
 
+from airflow_provider_cdc import SnapshotTaskGroup, Spark
 from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
 from airflow_provider_cdc.operators.spark.step import SparkStepOperator, steps_after
-from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
 
 Change = Callable[[SnapshotTaskGroup], object]
 
@@ -24,7 +24,7 @@ def after(change: Change, **more: Any) -> list[str]:
             source_conn_id="{{ params.source }}",
             tables=["shop.*"],
             target="file:///lake",
-            spark_conf="{{ params.conf }}",
+            spark=Spark(conf="{{ params.conf }}"),
             **more,
         )
         EmptyOperator(task_id="before") >> group.preflight

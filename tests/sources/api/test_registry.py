@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from airflow_provider_cdc.core.options.run import declared
+from airflow_provider_cdc.core.options.arguments import declared
 from airflow_provider_cdc.core.positions import kinds as core_kinds
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from airflow.sdk import DAG
 
-from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
+from airflow_provider_cdc import SnapshotTaskGroup, Spark
 
 for name, seconds in (("small", 60.0), ("small_apart", 0.0)):
     with DAG(name, schedule=None, start_date=datetime(2026, 1, 1)) as dag:
@@ -15,6 +15,6 @@ for name, seconds in (("small", 60.0), ("small_apart", 0.0)):
             source_conn_id="bench",
             tables=["bench.small_*"],
             target=os.environ["BENCH_TARGET"],
-            shared_app_seconds=seconds,
+            spark=Spark(shared_app_seconds=seconds),
         )
     globals()[name] = dag

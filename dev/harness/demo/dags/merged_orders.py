@@ -6,7 +6,7 @@ from datetime import datetime
 
 from airflow.sdk import DAG
 
-from airflow_provider_cdc.task_groups.merged import MergedSnapshotTaskGroup
+from airflow_provider_cdc import Merge, MergedSnapshotTaskGroup
 
 with DAG(
     "merged_orders",
@@ -17,8 +17,7 @@ with DAG(
 ):
     MergedSnapshotTaskGroup(
         source_conn_ids=["cdc_eu", "cdc_us"],
-        merge={"shop.orders": ["shop_*.orders"]},
+        tables=[Merge("shop.orders", ["shop_*.orders"], origin_columns=True)],
         target="{{ params.target }}",
-        origin_columns=True,
         refresh="auto",
     )
