@@ -9,8 +9,7 @@ This module imports none of its libraries, so both the Airflow code and the Spar
 
 | interface | tested on |
 | --- | --- |
-| `GuardsSparkSubmit`, `submitted_process` | apache-airflow-providers-apache-spark 5.4.1 to 6.3.4 |
-| `master_of_connection` | apache-airflow-providers-apache-spark 5.4.1 to 6.3.4 |
+| `spark_submit_command`, `master_of_connection` | apache-airflow-providers-apache-spark 5.4.1 to 6.3.4 |
 | `keeps_native_types` | apache-airflow 3.1.5 to 3.3.2 |
 | `supervisor_channel`, `runs_dag_code`, `PRE_EXECUTE_HOOK` | apache-airflow 3.1.5 to 3.3.2 |
 | `raise_undefined` | jinja2 3.1.6 |
@@ -20,9 +19,7 @@ This module imports none of its libraries, so both the Airflow code and the Spar
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from typing import Any, TypeVar
 
@@ -32,36 +29,14 @@ PRE_EXECUTE_HOOK = "_pre_execute_hook"
 """The name of the attribute in which an operator stores its argument ``pre_execute``."""
 
 
-class GuardsSparkSubmit:
-    """Mixin for `SparkSubmitOperator`. Starts ``spark-submit`` through another command, and filters the lines that
-    ``spark-submit`` prints. The Spark provider has no public interface for these two functions.
+def spark_submit_command(hook: Any, application: str) -> list[str]:
+    """Return the command with which Airflow's hook would start ``spark-submit``, and log it without its passwords.
+
+    :param hook: a ``SparkSubmitHook``.
+    :param application: the path of the app.
     """
-
-    def command_before_spark_submit(self) -> Sequence[str]:
-        """Return the words of the command that starts ``spark-submit``."""
-        raise NotImplementedError
-
-    def filter_spark_log(self, lines: Iterable[str]) -> Iterator[str]:
-        """Yield the lines of ``lines`` that Airflow's hook should log."""
-        raise NotImplementedError
-
-    def _get_hook(self) -> Any:
-        hook = super()._get_hook()  # type: ignore[misc]
-        build_command: Callable[[str], list[str]] = hook._build_spark_submit_command
-        process_log: Callable[[Iterable[str]], None] = hook._process_spark_submit_log
-        command_before = self.command_before_spark_submit()
-        hook._build_spark_submit_command = lambda application: [*command_before, *build_command(application)]
-        hook._process_spark_submit_log = lambda lines: process_log(self.filter_spark_log(lines))
-        return hook
-
-
-def submitted_process(hook: Any) -> subprocess.Popen[Any] | None:
-    """Return the process that Airflow's Spark hook started, or None if the hook has not started a process.
-
-    :param hook: a ``SparkSubmitHook``, or None.
-    """
-    process: subprocess.Popen[Any] | None = getattr(hook, "_submit_sp", None)
-    return process
+    command: list[str] = hook._build_spark_submit_command(application)
+    return command
 
 
 def master_of_connection(hook: Any) -> str:

@@ -60,10 +60,14 @@ def _verified(given: argparse.Namespace) -> VerifyResult:
     from airflow_provider_cdc.hooks.catalog import lake_settings
     from airflow_provider_cdc.hooks.storage import storage_settings
     from airflow_provider_cdc.jobs.runtime.driver import driver_jvm, to_environment
-    from airflow_provider_cdc.jobs.runtime.session import open_session
-    from airflow_provider_cdc.jobs.verify.step import verify
-    from airflow_provider_cdc.operators.spark.launch import scratch
+    from airflow_provider_cdc.operators.spark.launchers.client.launch import scratch
 
+    try:
+        from airflow_provider_cdc.jobs.runtime.session import open_session
+        from airflow_provider_cdc.jobs.verify.step import verify
+    except ImportError as error:
+        hint = "pip install 'airflow-provider-cdc[spark]'"
+        raise ConfigurationError(f"PySpark is not installed: {error}", hint=hint) from None
     install(storage_settings(given.storage_conn_id))
     request = _request(given)
     settings = open_hook(given.source_conn_id).settings() if given.source_conn_id else None

@@ -27,9 +27,7 @@ from airflow_provider_cdc.jobs.verify.request import (
 )
 from airflow_provider_cdc.operators.arguments.types import SparkArguments
 from airflow_provider_cdc.operators.base import push_xcoms, run_id_of
-from airflow_provider_cdc.operators.spark.client_mode import check_spark
-from airflow_provider_cdc.operators.spark.launch import driver_environment
-from airflow_provider_cdc.operators.spark.step import QUIET, SparkStepOperator
+from airflow_provider_cdc.operators.spark.step import SparkStepOperator
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import open_source
@@ -146,12 +144,11 @@ class VerifyOperator(SparkStepOperator):
         folder, request = self.own_run(context), self._request(context)
         records.write(folder, REQUEST, request)
         folder.delete_file(RESULT)
-        properties = {**QUIET, **(self.conf or {})}
-        master = check_spark(self.spark_conn_id, properties)
+        launcher = self.open_launcher(context)
         settings = open_hook(self.source_conn_id).settings()
         self.will_release(folder, settings, context)
         catalog = lake_settings(request.lake, self.source_conn_id).catalog
-        self._submit(context, folder, properties, driver_environment(settings, master, catalog), ())
+        self.run_app(launcher, context, folder, settings, catalog)
         if not folder.exists(RESULT):
             raise ManifestError(
                 "the Spark app ended without an error, but there is no result",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.common.compat.sdk import BaseOperator, TaskGroup
 
 from airflow_provider_cdc import Lake, Limits, SnapshotTaskGroup, Table
@@ -19,6 +19,7 @@ from airflow_provider_cdc.operators.arguments.types import SparkArguments, TaskA
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from airflow_provider_cdc.operators.preflight import PreflightOperator
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
+from airflow_provider_cdc.operators.spark.step import SparkStepOperator
 
 if TYPE_CHECKING:
     SnapshotTaskGroup(source_conn_id="shop", tables=["shop.*", Table("a.b")], target="/lake", tooltip="Shop")
@@ -51,6 +52,11 @@ def known(arguments: type[Any]) -> set[str]:
     return set(arguments.__annotations__)
 
 
+def test_steps_take_the_arguments_of_spark_submit_by_name() -> None:
+    """Airflow applies ``default_args`` only to arguments that a constructor names."""
+    assert known(SparkArguments) - known(TaskArguments) < taken(SparkStepOperator.__init__)
+
+
 @pytest.mark.parametrize(
     ("arguments", "function", "ours"),
     [
@@ -59,8 +65,8 @@ def known(arguments: type[Any]) -> set[str]:
         (TaskGroupArguments, TaskGroup.__init__, set()),
         (
             SparkArguments,
-            SparkSubmitOperator.__init__,
-            {"application", "application_args", "conf", "conn_id", "deploy_mode", "env_vars"},
+            SparkSubmitHook.__init__,
+            {"application_args", "conf", "conn_id", "deploy_mode", "env_vars", "py_files"},
         ),
     ],
 )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
-import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
@@ -15,7 +13,6 @@ from typing import Any, get_args
 
 import pytest
 from airflow.dag_processing import processor
-from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowTaskTimeout
 from airflow.sdk.execution_time import task_runner
@@ -34,6 +31,7 @@ from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
 from airflow_provider_cdc.operators.extract_delta import ExtractDeltaOperator
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
+from airflow_provider_cdc.operators.spark.launchers.client.launcher import ClientLauncher
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.slots import transaction_waits
 from harness.postgres_server import PostgresServer
@@ -198,25 +196,20 @@ def test_a_killed_step_releases_the_slot_and_one_that_timed_out_does_not(
 
 
 def test_a_killed_step_releases_the_slot_before_it_waits_for_spark(
-    postgres: PostgresServer, source: PostgresSource, run: Storage, context: Any, monkeypatch: pytest.MonkeyPatch
+    postgres: PostgresServer, source: PostgresSource, run: Storage, context: Any
 ) -> None:
     """Airflow kills the task if it takes more than a few seconds to end."""
-    seen: list[int] = []
+    seen: list[tuple[str, bool, int]] = []
 
-    class Guarding(subprocess.Popen[bytes]):
-        def wait(self, timeout: float | None = None) -> int:
-            seen.append(kept(postgres))
-            return super().wait(timeout)
+    class Ending(ClientLauncher):
+        def cancel(self, job: str, *, wait_seconds: float = 0.0) -> None:
+            seen.append((job, wait_seconds > 0, kept(postgres)))
 
-    monkeypatch.setenv("AIRFLOW_CONN_SPARK", json.dumps({"conn_type": "spark", "host": "local"}))
     operator = SnapshotOperator(task_id="snapshot", source_conn_id="shop", run_uri=run.uri)
     operator.will_release(run, source.settings, context)
-    operator._hook = SparkSubmitHook(conn_id="spark")
-    with Guarding(["sleep", "600"]) as guarding:
-        operator._hook._submit_sp = guarding
-        operator.on_kill()
-        assert guarding.returncode == -signal.SIGTERM
-    assert seen[0] == 0
+    operator._job = Ending("spark", {}, {}, None), "7"
+    operator.on_kill()
+    assert seen == [("7", False, 1), ("7", True, 0)]
 
 
 @pytest.mark.parametrize(

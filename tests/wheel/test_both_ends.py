@@ -1,36 +1,53 @@
-"""The oldest and the newest supported Airflow, each with the packages of its day: how it reads the package's DAGs, and
-copies that they make.
+"""The oldest and the newest supported Airflow, each with the packages of its day and another Python than the tests: how
+it reads the package's DAGs, and copies that they make.
 
-``dev/oldest.txt`` and ``dev/newest.txt`` list the versions of packages that were available on that day. The wheel is
-installed with the requirements that it declares; these files only limit the versions. To update them:
+``dev/oldest.txt`` and ``dev/newest.txt`` list the versions of packages that were available on that day, except that
+``oldest.txt`` has the oldest release of Spark that platforms offer. The wheel is installed with the requirements that
+it declares; these files only limit the versions. To update them:
 
-    uv pip compile pyproject.toml --extra postgres --extra openlineage --universal --python-version 3.11 \
-        --exclude-newer DATE --no-header --no-annotate --no-emit-index-url --no-emit-find-links -o dev/newest.txt
+    uv pip compile pyproject.toml --extra spark --extra postgres --extra openlineage --universal \
+        --python-version 3.11 --exclude-newer DATE --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
+        -o dev/newest.txt
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from harness.environment import spark_environment
 from harness.mysql_server import MysqlServer
-from harness.own_environment import make_environment, run
+from harness.own_environment import install, interpreter, make_environment, run
 
 ROOT = Path(__file__).parents[2]
 LOOK = Path(__file__).with_name("look.py")
 OF_THE_CHECKOUT = ("PYTHONPATH", "AIRFLOW_HOME", "SPARK_HOME", "NUMBA_CACHE_DIR")
+ENDS = [("oldest", interpreter("3.12")), ("newest", interpreter("3.14", "3.13"))]
+"""All other tests run on one Python. Where this machine has others, the ends run on these."""
 EXAMPLES = ("every_shop", "nightly_copy", "every_ten_seconds", "waiting")
+ACCOUNTS = 20_000
+CHECK = """
+from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.operators.spark.launchers.registry import check_spark, open_launcher
+try:
+    check_spark(open_launcher("spark_default", {}))
+except ConfigurationError as error:
+    print(type(error).__name__, error)
+"""
 PAGES = ("README.md", "docs/dag-authors.md", "docs/filters.md")
 DAGS = {
     *("copy_tables", "mysql_snapshot", "postgres_snapshot", "nightly", "control"),
@@ -47,14 +64,18 @@ def folder() -> Iterator[Path]:
 
 
 class Installed:
-    """The wheel in its own environment, with an Airflow that has the shipped DAGs.
+    """The wheel in its own environment, with an Airflow that has the shipped DAGs. Spark is installed by `add_spark`.
 
+    :param python: the Python of the environment.
     :param connections: JSON fields by id.
     """
 
-    def __init__(self, folder: Path, end: str, connections: dict[str, dict[str, Any]]) -> None:
+    def __init__(self, folder: Path, end: str, python: str, connections: dict[str, dict[str, Any]]) -> None:
         self._pins = ROOT / f"dev/{end}.txt"
-        self._python = _install(folder, self._pins)
+        self._folder = folder
+        self._wheel = _build(folder)
+        wanted = f"{self._wheel}[openlineage,postgres]", "--constraint", self._pins
+        self._python = make_environment(folder, *wanted, interpreter=python)
         self.home = folder / "airflow"
         self.lake = folder / "lake"
         self.lineage = folder / "lineage.jsonl"
@@ -82,6 +103,9 @@ class Installed:
         assert pinned["apache-airflow"] in self.airflow("version").split()
         self.airflow("db", "migrate")
 
+    def add_spark(self) -> None:
+        install(self._python, self._folder, f"{self._wheel}[spark]", "--constraint", self._pins)
+
     def airflow(self, *arguments: str) -> str:
         return self.run("-m", "airflow", *arguments)
 
@@ -99,15 +123,21 @@ class Installed:
 
 @pytest.mark.long
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("end", ["oldest", "newest"])
-def test_a_plain_install_knows_our_dags_and_runs_them(end: str, folder: Path, mysql: MysqlServer, schema: str) -> None:
+@pytest.mark.parametrize(("end", "python"), ENDS, ids=[f"{end} on {Path(python).name}" for end, python in ENDS])
+def test_a_plain_install_knows_our_dags_and_runs_them(
+    end: str, python: str, folder: Path, mysql: MysqlServer, schema: str
+) -> None:
     mysql.query(f"CREATE TABLE {schema}.t (id INT PRIMARY KEY, word VARCHAR(20))")
     mysql.query(f"INSERT INTO {schema}.t VALUES (1, 'one'), (2, 'two'), (3, 'three')")
     source = {"conn_type": "cdc_mysql", "host": mysql.host, "port": mysql.port, "login": "root"}
-    installed = Installed(folder, end, dict.fromkeys(("cdc_mysql", "shop_eu", "shop_us"), source))
+    installed = Installed(folder, end, python, dict.fromkeys(("cdc_mysql", "shop_eu", "shop_us"), source))
     asked = {"tables": [f"{schema}.*"]}
 
     _finds_no_fault(installed, folder / "looked_at")
+
+    assert "pip install 'airflow-provider-cdc[spark]'" in installed.run("-c", CHECK)
+    installed.add_spark()
+    assert "ConfigurationError" not in installed.run("-c", CHECK)
 
     said = installed.copy("copy_tables", source_conn_id="cdc_mysql", plan_only=True, **asked)
     assert "Plan (nothing is copied" in said
@@ -118,10 +148,43 @@ def test_a_plain_install_knows_our_dags_and_runs_them(end: str, folder: Path, my
     assert latest["rows"] == 3
     _lineage_is_told(installed, mysql, schema, latest)
 
+    _copies_while_rows_change(installed, mysql, schema)
+
+    mysql.query(f"DROP TABLE {schema}.accounts")
     shutil.copy(ROOT / "tests/dags/every_shop.py", installed.home / "dags")
     installed.copy("every_shop", **asked)
     for name in ("shop_eu", "shop_us"):
         assert json.loads((installed.lake / f"{name}/{schema}.t/_latest.json").read_text())["rows"] == 3
+
+
+def _copies_while_rows_change(installed: Installed, mysql: MysqlServer, schema: str) -> None:
+    """Each transaction moves money between two accounts, so a copy of one moment has the sum of all moments."""
+    mysql.query(f"CREATE TABLE {schema}.accounts (id INT PRIMARY KEY, balance INT NOT NULL)")
+    rows = ", ".join(f"({number}, 100)" for number in range(ACCOUNTS))
+    mysql.query(f"INSERT INTO {schema}.accounts VALUES {rows}")
+    stop = threading.Event()
+
+    def transfer() -> None:
+        chance = random.Random(7)
+        with mysql.connect(autocommit=False) as connection, connection.cursor() as cursor:
+            while not stop.is_set():
+                for account, amount in zip(chance.sample(range(ACCOUNTS), 2), (1, -1), strict=True):
+                    change = f"UPDATE {schema}.accounts SET balance = balance + %s WHERE id = %s"
+                    cursor.execute(change, (amount, account))
+                connection.commit()
+
+    with ThreadPoolExecutor(1) as pool:
+        transferring = pool.submit(transfer)
+        try:
+            said = installed.copy("mysql_snapshot", tables=[f"{schema}.accounts"], chunk_rows=500)
+        finally:
+            stop.set()
+        transferring.result()
+    latest = json.loads((installed.lake / f"{schema}.accounts/_latest.json").read_text())
+    copied = pq.read_table(latest["path"].removeprefix("file://")).to_pydict()
+    assert sorted(copied["id"]) == [*range(ACCOUNTS)]
+    assert sum(copied["balance"]) == 100 * ACCOUNTS
+    assert re.search(r"consolidate: [1-9]\d* files? rewritten", said), "no row changed between the position and its read"
 
 
 def _finds_no_fault(installed: Installed, folder: Path) -> None:
@@ -169,9 +232,8 @@ def _lineage_is_told(installed: Installed, mysql: MysqlServer, schema: str, late
     assert (folder["namespace"], folder["name"]) == ("file", f"{installed.lake}/{schema}.t")
 
 
-def _install(folder: Path, pins: Path) -> Path:
-    """The wheel with its declared requirements, in its own environment."""
+def _build(folder: Path) -> Path:
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT)
     (wheel,) = folder.glob("*.whl")
     assert version("airflow-provider-cdc") in wheel.name
-    return make_environment(folder, f"{wheel}[openlineage,postgres]", "--constraint", pins)
+    return wheel

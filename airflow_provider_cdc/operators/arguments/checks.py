@@ -21,7 +21,7 @@ from airflow_provider_cdc.operators.arguments.options import Allowed
 from airflow_provider_cdc.operators.base import scratch_for
 from airflow_provider_cdc.operators.planning.lake_checks import check_names
 from airflow_provider_cdc.operators.planning.plan_text import leaving_no_folder
-from airflow_provider_cdc.operators.spark.client_mode import check_master_answers, check_spark
+from airflow_provider_cdc.operators.spark.launchers.registry import check_spark, open_launcher
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.api.source import Source
 
@@ -165,14 +165,15 @@ def _check_writable(folder: Storage, context: ParametersContext) -> None:
 
 
 def _spark(context: ParametersContext) -> None:
-    check_spark(context.options.spark_conn_id, context.options.spark_conf or {}, here=context.here)
+    options = context.options
+    check_spark(open_launcher(options.spark_conn_id, options.spark_conf or {}), here=context.here)
     if not context.here:
         _log.info("The Spark steps run on other workers than this task, so Java and Spark are not checked here")
 
 
 def _cluster(context: ParametersContext) -> None:
     if context.here:
-        check_master_answers(context.options.spark_conn_id)
+        open_launcher(context.options.spark_conn_id, {}).check_reachable()
 
 
 def _names(context: LakeContext) -> None:
@@ -235,7 +236,7 @@ PLACES: tuple[Check[ParametersContext], ...] = (
         _WHEN,
         "correct the option `spark_conn_id`, the properties in `spark_conf`, or the worker, as the message says",
         _errors_of(_spark, "parameter spark_conn_id"),
-        (Raised(Moment.EACH_STEP, "operators.spark.client_mode:check_spark"),),
+        (Raised(Moment.EACH_STEP, "operators.spark.launchers.registry:check_spark"),),
     ),
 )
 

@@ -34,9 +34,7 @@ from airflow_provider_cdc.operators.announce import new_events
 from airflow_provider_cdc.operators.arguments.options import Allowed
 from airflow_provider_cdc.operators.arguments.types import SparkArguments, Xcom
 from airflow_provider_cdc.operators.base import log_skipped, push_xcoms, run_id_of, same_run
-from airflow_provider_cdc.operators.spark.client_mode import check_spark
-from airflow_provider_cdc.operators.spark.launch import driver_environment
-from airflow_provider_cdc.operators.spark.step import QUIET, SparkStepOperator, dag_run_name
+from airflow_provider_cdc.operators.spark.step import SparkStepOperator, dag_run_name
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.report.facts import Failed
 from airflow_provider_cdc.report.merged import write_union, write_union_failure
@@ -120,10 +118,9 @@ class PublishMergedOperator(SparkStepOperator):
         request = self._request(context)
         records.write(folder, REQUEST, request)
         folder.delete_file(RESULT)
-        properties = {**QUIET, **(self.conf or {})}
-        master = check_spark(self.spark_conn_id, properties)
+        launcher = self.open_launcher(context)
         settings = open_hook(self.source_conn_id).settings()
-        self._submit(context, folder, properties, driver_environment(settings, master), ())
+        self.run_app(launcher, context, folder, settings)
         union = read_commit(folder)
         if union is None or not folder.exists(RESULT):
             raise ManifestError(

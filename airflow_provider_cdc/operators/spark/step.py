@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import re
-import subprocess
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
-from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.configuration import conf as airflow_conf
 from airflow.providers.common.compat.sdk import AirflowException
 
-import airflow_provider_cdc
-from airflow_provider_cdc.compat import PRE_EXECUTE_HOOK, GuardsSparkSubmit, submitted_process, supervisor_channel
+from airflow_provider_cdc.compat import PRE_EXECUTE_HOOK
 from airflow_provider_cdc.core.control.acts import check_not_stopped
 from airflow_provider_cdc.core.run.release import check_not_released
 from airflow_provider_cdc.core.run.run import Run, run_id_in
@@ -26,85 +20,21 @@ from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestEr
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.catalog import lake_settings
 from airflow_provider_cdc.hooks.storage import accessing_storage
-from airflow_provider_cdc.jobs.runtime.driver import (
-    PACKAGE_VARIABLE,
-    TRY_VARIABLE,
-    done_file,
-    error_file,
-    has_user_entry,
-    to_argument,
-)
+from airflow_provider_cdc.jobs.runtime.driver import done_file, error_file, to_argument
 from airflow_provider_cdc.links.report import ReportLink
-from airflow_provider_cdc.operators.arguments.types import SparkArguments
+from airflow_provider_cdc.operators.arguments.types import TaskArguments
 from airflow_provider_cdc.operators.base import push_xcoms, same_run
 from airflow_provider_cdc.operators.release import ReleasingOperator
-from airflow_provider_cdc.operators.spark import guardian
-from airflow_provider_cdc.operators.spark.client_mode import check_spark
-from airflow_provider_cdc.operators.spark.launch import (
-    LastLines,
-    driver_environment,
-    environment,
-    scratch,
-    scratch_environment,
-    scratch_parent,
-    spark_failed,
-    text_environment,
-)
+from airflow_provider_cdc.operators.spark.launchers.base import Phase, SparkLauncher, SparkRequest
+from airflow_provider_cdc.operators.spark.launchers.registry import check_spark, open_launcher
 from airflow_provider_cdc.operators.task_errors import airflow_error, failing
 from airflow_provider_cdc.report.facts import DagRunName, Failed
 from airflow_provider_cdc.report.page import write_failure
+from airflow_provider_cdc.sinks.registry import CatalogSettings
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
 if TYPE_CHECKING:
     from airflow.sdk import Context, XComArg
-
-
-# Passes a Spark driver's output to the task's log: drops Spark's start-up noise, and keeps the level of each line.
-#
-# Airflow's Spark hook logs every line at the same level, so warnings would not stand out.
-
-
-LOG4J = Path(__file__).with_name("log4j2.properties")
-
-_NOISE = re.compile(
-    # The JVM and Spark's launcher print these lines, regardless of the log settings.
-    r"WARNING: Using incubator modules: |"
-    r"Using Spark's default log4j profile: |"
-    r'Setting default log level to "|'
-    r"To adjust logging level use sc\.setLogLevel"
-)
-_LEVELS = (
-    (logging.ERROR, re.compile(r"(?:\d\S* )?\d\d:\d\d:\d\d (?:ERROR|FATAL) |\w+ failed: ")),
-    (logging.WARNING, re.compile(r"(?:\d\S* )?\d\d:\d\d:\d\d WARN |(?:\w+: )?WARNING: ")),
-)
-
-
-def log4j_option(properties: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> str:
-    """Return the JVM option with which the driver uses the log settings of this package.
-
-    The result is empty if the user has configured Spark's logging.
-    """
-    folder = environment.get("SPARK_CONF_DIR")
-    has_user_config = folder and any((Path(folder) / name).is_file() for name in ("log4j2.properties", "log4j2.xml"))
-    if has_user_config or "log4j" in str(properties.get("spark.driver.extraJavaOptions", "")):
-        return ""
-    return f'"-Dlog4j2.configurationFile={LOG4J.as_uri()}"'
-
-
-def levelled(lines: Iterable[str], log: Any) -> Iterator[str]:
-    """Yield the lines that Airflow's hook should log.
-
-    This function logs errors and warnings itself, each with its own level. Start-up noise is dropped.
-    """
-    for line in lines:
-        text = line.rstrip()
-        if _NOISE.match(text):
-            continue
-        for level, pattern in _LEVELS:
-            if pattern.match(text):
-                log.log(level, "%s", text)
-                break
-        else:
-            yield line
 
 
 # Decides which steps may run in the Spark application of an earlier step.
@@ -165,7 +95,7 @@ def steps_after(task: Any, kind: type[Any]) -> Iterator[str]:
 def _is_anticipated(following: Any, task: Any, first: Any) -> bool:
     return (
         # Exclude subclasses that a DAG's author wrote, because they may do additional work.
-        type(following).__module__.startswith(f"{airflow_provider_cdc.__name__}.")
+        type(following).__module__.partition(".")[0] == __name__.partition(".")[0]
         # The running task has already waited for all other upstream tasks of the following task.
         and following.upstream_task_ids - {task.task_id} <= task.upstream_task_ids
         and not following.on_execute_callback
@@ -191,16 +121,23 @@ QUIET = {
 _WORKER = ("queue", "executor", "executor_config", "run_as_user")
 """The attributes of a task that decide on which workers, and as which user, it runs."""
 
-END_SECONDS = 15
+_ENDED = (
+    "the task or its DAG run was marked or cleared, a timeout passed, or the worker was stopped: Airflow's audit log "
+    "says which. Clear the task to run it again"
+)
+END_SECONDS = 15.0
 """The maximum number of seconds to wait until Spark's processes have ended after they were killed."""
 
 
-class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperator):
+class SparkStepOperator(ReleasingOperator):
     """Run one Spark app on the run's folder. Then push the results that the app recorded in this folder as XComs.
 
     XComs: ``counts``, and each of ``outputs`` under its own name.
 
-    The source's credentials are passed to the driver only in environment variables, so Spark must run in client mode.
+    A launcher starts the application (`operators.spark.launchers`). It runs ``spark-submit`` in client mode, and passes
+    the source's credentials to the driver only in environment variables.
+
+    The arguments from ``archives`` to ``yarn_queue`` are those of Airflow's `SparkSubmitOperator`.
 
     :param source_conn_id: connection to the source.
     :param run_uri: XCom ``run_uri`` of lock_and_record.
@@ -209,6 +146,7 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
     :param storage_conn_id: connection to the object store. Empty: the settings in the environment.
     :param shared_app_seconds: if the app has run for fewer seconds than this, it also runs the step of the next task
         (`shared_app`).
+    :param name: has no effect: the application is named after the DAG, the step and the run.
     """
 
     step: ClassVar[str]
@@ -228,10 +166,9 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
     operator_extra_links = (ReportLink(),)
     report_uri = ""
     """The URI of the report. It is set when the run is published, or when the step has failed."""
-    _hook: Any
+    _job: tuple[SparkLauncher, str] | None = None
+    """The job of this task, with the launcher that started it."""
     _ended_by_airflow = False
-    _scratch: Path
-    _said: LastLines
 
     def __init__(
         self,
@@ -242,10 +179,31 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
         conf: Mapping[str, object] | str | None = None,
         shared_app_seconds: float | str = 0.0,
         storage_conn_id: str = "",
-        **kwargs: Unpack[SparkArguments],
+        archives: str | None = None,
+        driver_class_path: str | None = None,
+        driver_memory: str | None = None,
+        exclude_packages: str | None = None,
+        executor_cores: int | None = None,
+        executor_memory: str | None = None,
+        files: str | None = None,
+        jars: str | None = None,
+        keytab: str | None = None,
+        name: str = "",
+        num_executors: int | None = None,
+        packages: str | None = None,
+        principal: str | None = None,
+        properties_file: str | None = None,
+        proxy_user: str | None = None,
+        repositories: str | None = None,
+        spark_binary: str | None = None,
+        status_poll_interval: int = 1,
+        total_executor_cores: int | None = None,
+        use_krb5ccache: bool = False,
+        verbose: bool = False,
+        yarn_queue: str | None = None,
+        **kwargs: Unpack[TaskArguments],
     ) -> None:
-        # The deploy mode in this argument takes precedence over all other settings.
-        super().__init__(conf=conf, deploy_mode="client", do_xcom_push=False, **kwargs)
+        super().__init__(do_xcom_push=False, **kwargs)
         # Params must keep their types, even if the DAG renders templates to text.
         self.render_template_as_native_obj = True
         self.source_conn_id = source_conn_id
@@ -254,8 +212,32 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
         self._recorded_by: str = getattr(getattr(run_uri, "operator", None), "task_id", "")
         self.run_uri: Any = run_uri
         self.spark_conn_id = spark_conn_id
+        self.conf: Any = conf
         self.shared_app_seconds = shared_app_seconds
         self.storage_conn_id = storage_conn_id
+        self._submit_arguments = {
+            "archives": archives,
+            "driver_class_path": driver_class_path,
+            "driver_memory": driver_memory,
+            "exclude_packages": exclude_packages,
+            "executor_cores": executor_cores,
+            "executor_memory": executor_memory,
+            "files": files,
+            "jars": jars,
+            "keytab": keytab,
+            "num_executors": num_executors,
+            "packages": packages,
+            "principal": principal,
+            "properties_file": properties_file,
+            "proxy_user": proxy_user,
+            "repositories": repositories,
+            "spark_binary": spark_binary,
+            "status_poll_interval": status_poll_interval,
+            "total_executor_cores": total_executor_cores,
+            "use_krb5ccache": use_krb5ccache,
+            "verbose": verbose,
+            "yarn_queue": yarn_queue,
+        }
 
     @failing
     @accessing_storage
@@ -330,14 +312,13 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
         return Run.load(run).steps.get(self.step) is not None
 
     def _do(self, context: Context, run: Storage) -> None:
-        properties = {**QUIET, **(self.conf or {})}
-        master = check_spark(self.spark_conn_id, properties)
+        launcher = self.open_launcher(context)
         settings = open_hook(self.source_conn_id).settings()
         self.will_release(run, settings, context)
         then = self._then(context)
         try:
             catalog = lake_settings(Run.load(run).manifest.options.lake, self.source_conn_id).catalog
-            self._submit(context, run, properties, driver_environment(settings, master, catalog), then)
+            self.run_app(launcher, context, run, settings, catalog, then)
         except (AirflowException, SparkFailed) as error:
             # If the step of this task is done, the application failed in a later step. The failed step is repeated by
             # its own task.
@@ -345,42 +326,55 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
                 raise
             self.log.warning("%s is done, but its Spark application failed in a later step: %s", self.step, error)
 
-    def _submit(
+    def open_launcher(self, context: Context) -> SparkLauncher:
+        """Return the launcher of this task's connection, after its checks.
+
+        :raises ConfigurationError: there is one problem because of which no application can start.
+        :raises PreflightError: there are several problems.
+        """
+        properties = _with_lineage({**QUIET, **(self.conf or {})}, context)
+        launcher = open_launcher(self.spark_conn_id, properties, self._submit_arguments, self.log)
+        check_spark(launcher)
+        return launcher
+
+    def run_app(
         self,
+        launcher: SparkLauncher,
         context: Context,
         run: Storage,
-        properties: Mapping[str, Any],
-        variables: Mapping[str, str],
-        then: Sequence[str],
+        settings: ConnectionSettings,
+        catalog: CatalogSettings | None = None,
+        then: Sequence[str] = (),
     ) -> None:
-        from airflow_provider_cdc.jobs.runtime.driver import package_zip
+        """Run this step's app on the folder ``run``, from its submission to its end.
 
-        token = uuid.uuid4().hex
-        variables = {**variables, TRY_VARIABLE: token}
-        with scratch(scratch_parent(properties)) as folder:
-            self._scratch = folder
-            self._conn_id = self.spark_conn_id
-            self.conf = dict(properties)
-            self.application = str(spark_app(self.step))
-            self.application_args = ["--run-uri", to_argument(run.uri), *then]
-            package = str(package_zip(folder))
-            if has_user_entry():
-                self.py_files = package
-            else:
-                # Before spark-submit handles files, it asks for the name of the user, and fails.
-                path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-                variables = {**variables, PACKAGE_VARIABLE: package, "PYTHONPATH": path}
-            name = f"{context['ti'].dag_id}.{self.step}.{run.uri.rsplit('/', 1)[-1]}"
-            self.name = re.sub(r"[^\w.:+-]", "_", name, flags=re.ASCII)
-            self._hook, self._said = None, LastLines()
-            try:
-                own = scratch_environment(folder, variables, log4j_option(properties))
-                with environment({**variables, **own, **text_environment()}):
-                    super().execute(context)
-            except Exception:
-                self._raise_what_the_app_said(run, error_file(self.step, token))
-                self._raise_how_it_ended()
-                raise
+        :param then: more arguments of the app.
+        :raises AirflowException: the app recorded why it failed. The class of the exception has the name of the error.
+        :raises SparkFailed: the application failed without such a record.
+        """
+        name = f"{context['ti'].dag_id}.{self.step}.{run.uri.rsplit('/', 1)[-1]}"
+        request = SparkRequest(
+            name=re.sub(r"[^\w.:+-]", "_", name, flags=re.ASCII),
+            step=self.step,
+            arguments=["--run-uri", to_argument(run.uri), *then],
+            token=uuid.uuid4().hex,
+            settings=settings,
+            catalog=catalog,
+        )
+        job = launcher.submit(request)
+        self._job = launcher, job
+        if self._ended_by_airflow:
+            # The task was killed before it knew the job.
+            launcher.cancel(job)
+        state = launcher.poll(job)
+        while state.phase is Phase.RUNNING:
+            state = launcher.poll(job)
+        if state.phase is Phase.FAILED:
+            self._raise_what_the_app_said(run, error_file(self.step, request.token))
+            if self._ended_by_airflow:
+                what = "Airflow ended this task while its Spark application was running"
+                raise SparkFailed(what, where=self.step, hint=_ENDED)
+            raise SparkFailed(state.details, where=self.step, hint=state.hint)
 
     def _then(self, context: Context) -> list[str]:
         if not self.shared_app_seconds:
@@ -413,35 +407,32 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
             return
         raise airflow_error(failure.type, failure.message, terminal=failure.terminal)
 
-    def _raise_how_it_ended(self) -> None:
-        process = submitted_process(self._hook)
-        if process is not None and process.returncode:
-            raise spark_failed(
-                self.step, process.returncode, self._said, ended_by_airflow=self._ended_by_airflow
-            ) from None
-
-    def command_before_spark_submit(self) -> Sequence[str]:
-        return guardian.command(self._scratch, _supervisor())
-
-    def filter_spark_log(self, lines: Iterable[str]) -> Iterator[str]:
-        return levelled(self._said.passing(lines), self.log)
-
     def on_kill(self) -> None:
         self._ended_by_airflow = True
-        # Without a hook, this task has not started a process yet.
-        guarding = submitted_process(self._hook)
-        if guarding is not None:
-            # Send SIGTERM and not SIGKILL, because the guardian must survive long enough to kill its children and clean
-            # up.
-            guarding.terminate()
-        # Release the run before any wait, because Airflow kills this process 5 s after SIGTERM. The guardian finishes
-        # its work without this process.
+        if self._job is not None:
+            launcher, job = self._job
+            launcher.cancel(job)
+        # Release the run before any wait, because Airflow kills this process 5 s after SIGTERM.
         self.release_when_killed()
-        if self._hook is not None:
-            if guarding is not None:
-                with suppress(subprocess.TimeoutExpired):
-                    guarding.wait(END_SECONDS)
-            super().on_kill()
+        if self._job is not None:
+            launcher.cancel(job, wait_seconds=END_SECONDS)
+
+
+def _with_lineage(properties: dict[str, Any], context: Context) -> dict[str, Any]:
+    """Return Spark properties, with those of OpenLineage that Airflow is configured to add to Spark jobs."""
+    if airflow_conf.getboolean("openlineage", "spark_inject_parent_job_info", fallback=False):
+        from airflow.providers.common.compat.openlineage.utils.spark import (
+            inject_parent_job_information_into_spark_properties,
+        )
+
+        properties = inject_parent_job_information_into_spark_properties(properties, context)
+    if airflow_conf.getboolean("openlineage", "spark_inject_transport_info", fallback=False):
+        from airflow.providers.common.compat.openlineage.utils.spark import (
+            inject_transport_information_into_spark_properties,
+        )
+
+        properties = inject_transport_information_into_spark_properties(properties, context)
+    return properties
 
 
 def runs_where_spark_steps_run(task: Any, context: Context) -> bool:
@@ -454,28 +445,3 @@ def runs_where_spark_steps_run(task: Any, context: Context) -> bool:
 def dag_run_name(context: Context) -> DagRunName:
     """Return the names that identify a task's DAG run, for the run's report."""
     return DagRunName(context["ti"].dag_id, str(context["dag_run"].run_id))
-
-
-def spark_app(name: str) -> Path:
-    """Return the file of a Spark app. If the package was installed from a wheel, the file is inside the package. In a
-    checkout, the file is beside the package.
-
-    :raises ConfigurationError: the file is in neither of these places.
-    """
-    package = Path(airflow_provider_cdc.__file__).parent
-    places = [folder / "spark_apps" / f"{name}.py" for folder in (package, package.parent)]
-    for place in places:
-        if place.is_file():
-            return place
-    raise ConfigurationError(
-        f"the Spark app {name} was not found in any of {', '.join(map(str, places))}", hint="reinstall the package"
-    )
-
-
-def _supervisor() -> int:
-    """Return the id of the Airflow process that supervises this task. 0: the task has no supervisor, as in ``dags
-    test``.
-
-    If the supervisor dies, the task counts as dead.
-    """
-    return 0 if supervisor_channel() is None else os.getppid()

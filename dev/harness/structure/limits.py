@@ -27,7 +27,7 @@ MORE_IMPORTS: Mapping[str, int] = {
     "jobs.verify.source_run": 26,
     "operators.consolidate": 24,
     "operators.lock_and_record": 31,
-    "operators.merged.publish": 24,
+    "operators.merged.publish": 22,
     "operators.preflight": 24,
     "operators.spark.step": 22,
     "sources.mysql.log.walker": 21,

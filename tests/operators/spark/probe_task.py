@@ -15,7 +15,7 @@ from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
-from airflow_provider_cdc.operators.spark import step
+from airflow_provider_cdc.operators.spark.launchers.client import launcher
 from tests.runs import manifest_of
 
 
@@ -23,7 +23,7 @@ def execute(lake: str, schema: str) -> None:
     orders = RunTable(Table(TableName(schema, "orders"), (Column("id", "int", False),), ("id",)), "watermark", "")
     tables: Any = {"tables": (orders,)}
     run = Run.create(manifest_of(Storage(lake), **tables)).folder
-    step.spark_app = lambda name: Path(__file__).with_name("probe_step.py")
+    launcher.spark_app = lambda name: Path(__file__).with_name("probe_step.py")
     when = datetime(2026, 1, 1, tzinfo=UTC)
     context: Any = {
         "ti": SimpleNamespace(

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
+from airflow_provider_cdc.compat import master_of_connection
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, SparkFailed
 from airflow_provider_cdc.jobs.runtime.java_errors import hint_for, last_cause
-from airflow_provider_cdc.operators.spark.client_mode import check_master_answers, check_spark
+from airflow_provider_cdc.operators.spark.launchers.registry import check_spark, open_launcher
 
 NO_HOST = "no-such-host.invalid"
 
@@ -22,10 +24,18 @@ def connect(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SPARK", json.dumps({"conn_type": "spark", **fields}))
 
 
+def check(properties: Mapping[str, Any] | None = None, *, here: bool = True) -> None:
+    check_spark(open_launcher("spark", properties or {}), here=here)
+
+
+def check_master_answers() -> None:
+    open_launcher("spark", {}).check_reachable()
+
+
 def refusal(properties: Mapping[str, Any] | None = None) -> str:
     """The text of the refusal; empty if Spark may start."""
     try:
-        check_spark("spark", properties or {})
+        check(properties)
     except CdcError as error:
         return str(error)
     return ""
@@ -53,7 +63,8 @@ def test_masters_that_spark_knows_are_accepted(
     fields: dict[str, Any], master: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect(monkeypatch, **fields)
-    assert check_spark("spark", {}) == master
+    check()
+    assert master_of_connection(SparkSubmitHook(conn_id="spark")) == master
 
 
 @pytest.mark.parametrize(
@@ -179,24 +190,24 @@ def test_all_problems_are_told_at_once_and_local_ones_only_where_they_matter(mon
     text = refusal({"spark.remote": "sc://m"})
     assert "3 problems" in text
     connect(monkeypatch, host="local[2]")
-    assert check_spark("spark", {}, here=False) == "local[2]"
+    check(here=False)
 
 
 def test_a_master_that_does_not_answer_is_told_and_may_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         connect(monkeypatch, host="spark://127.0.0.1", port=port)
-        check_master_answers("spark")
+        check_master_answers()
         connect(monkeypatch, host=f"spark://127.0.0.1:1,127.0.0.1:{port}")
-        check_master_answers("spark")
+        check_master_answers()
     connect(monkeypatch, host="spark://127.0.0.1", port=port)
     with pytest.raises(SparkFailed, match=f"127.0.0.1:{port}: .*refused"):
-        check_master_answers("spark")
+        check_master_answers()
     connect(monkeypatch, host=f"spark://{NO_HOST}", port=7077)
     with pytest.raises(SparkFailed, match=NO_HOST):
-        check_master_answers("spark")
+        check_master_answers()
     connect(monkeypatch, host="local[2]")
-    check_master_answers("spark")
+    check_master_answers()
 
 
 def test_a_user_without_a_name_cannot_send_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +215,7 @@ def test_a_user_without_a_name_cannot_send_files(monkeypatch: pytest.MonkeyPatch
     assert refusal() == ""
     assert refusal({"spark.jars": "local:/opt/a.jar"}) == ""
     with pytest.raises(ConfigurationError, match=r"spark\.jars\.packages: the user id 54321 has no entry"):
-        check_spark("spark", {"spark.jars.packages": "a:b:1"})
+        check({"spark.jars.packages": "a:b:1"})
 
 
 LOGIN = """py4j.protocol.Py4JJavaError: An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.

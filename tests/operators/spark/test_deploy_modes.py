@@ -19,7 +19,7 @@ import pytest
 from airflow.providers.apache.spark.hooks import spark_submit
 from airflow.sdk.exceptions import AirflowException
 
-from airflow_provider_cdc.operators.spark import client_mode
+from airflow_provider_cdc.operators.spark.launchers.client import checks
 from harness.airflow_home import ROOT
 from tests.operators.spark import test_step
 from tests.operators.spark.test_step import CONTEXT, PASSWORD, operator, seen
@@ -60,7 +60,7 @@ def test_each_mode_is_submitted_as_the_page_says(
     monkeypatch.setenv("AIRFLOW_CONN_SPARK", json.dumps(connection))
     if title == "Kubernetes":
         # In client mode the hook only asks whether it is there.
-        monkeypatch.setattr(client_mode, "find_spec", lambda name: SimpleNamespace(origin=None))
+        monkeypatch.setattr(checks, "find_spec", lambda name: SimpleNamespace(origin=None))
         monkeypatch.setattr(spark_submit, "kube_client", object(), raising=False)
     if title == "YARN":
         monkeypatch.setenv("HADOOP_CONF_DIR", "/etc/hadoop")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.operators.spark.step import LOG4J, levelled, log4j_option
+from airflow_provider_cdc.operators.spark.launchers.client.driver_log import LOG4J, log4j_option, log_line
 
 PRINTED = """WARNING: Using incubator modules: jdk.incubator.vector
 Using Spark's default log4j profile: org/apache/spark/log4j2-defaults.properties
@@ -24,14 +24,17 @@ snapshot failed: LogGone: the log was purged
 
 
 def test_lines_have_the_level_that_they_say(caplog: pytest.LogCaptureFixture) -> None:
-    rest = list(levelled(PRINTED.splitlines(keepends=True), logging.getLogger("told")))
-    assert rest == ["snapshot: 3 tables, 5 chunks in 2 parts\n", "  Hint: keep it\n"]
-    assert [(record.levelname, record.getMessage().partition(" ")[0]) for record in caplog.records] == [
-        ("WARNING", "26/11/22"),
-        ("ERROR", "04:52:10"),
-        ("WARNING", "WARNING:"),
+    with caplog.at_level("INFO"):
+        for line in PRINTED.splitlines(keepends=True):
+            log_line(line, logging.getLogger("told"))
+    assert [(record.levelname, record.getMessage()[:12]) for record in caplog.records] == [
+        ("WARNING", "26/11/22 04:"),
+        ("ERROR", "04:52:10 ERR"),
+        ("INFO", "snapshot: 3 "),
+        ("WARNING", "WARNING: sho"),
         ("WARNING", "consolidate:"),
-        ("ERROR", "snapshot"),
+        ("ERROR", "snapshot fai"),
+        ("INFO", "  Hint: keep"),
     ]
 
 

@@ -12,11 +12,13 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.providers.common.compat.openlineage.utils import spark as lineage
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow.sdk.execution_time.context import OutletEventAccessors
@@ -35,9 +37,10 @@ from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from airflow_provider_cdc.operators.release import release_of_task
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
-from airflow_provider_cdc.operators.spark import step as spark_step
-from airflow_provider_cdc.operators.spark.client_mode import check_spark
-from airflow_provider_cdc.operators.spark.launch import LastLines, spark_failed
+from airflow_provider_cdc.operators.spark.launchers.client.launch import LastLines, failed
+from airflow_provider_cdc.operators.spark.launchers.client.launcher import spark_app
+from airflow_provider_cdc.operators.spark.launchers.registry import check_spark, open_launcher
+from airflow_provider_cdc.operators.spark.step import SparkStepOperator
 from tests.runs import consolidate_result, manifest_of, snapshot_result
 from tests.seeds import some
 
@@ -125,7 +128,7 @@ CONTEXT: Any = {
 }
 
 
-def operator(run: Storage, kind: type[spark_step.SparkStepOperator] = SnapshotOperator, **arguments: Any) -> Any:
+def operator(run: Storage, kind: type[SparkStepOperator] = SnapshotOperator, **arguments: Any) -> Any:
     return kind(task_id="t", source_conn_id="shop", run_uri=run.uri, spark_conn_id="spark", **arguments)
 
 
@@ -276,7 +279,7 @@ def test_credentials_reach_the_driver_by_its_environment_alone(
     assert PASSWORD not in caplog.text
     assert PASSWORD not in "".join(capfd.readouterr())
     rendered = {name: getattr(task, name) for name in task.template_fields}
-    assert PASSWORD not in repr((rendered, task.conf, task.env_vars, task.application_args))
+    assert PASSWORD not in repr((rendered, vars(task)))
     assert dict(os.environ) == before
 
 
@@ -293,6 +296,31 @@ def test_app_gets_the_run_and_the_package_and_local_workers_our_python(run: Stor
     assert "spark.executor.cores=2" in argv
     assert "spark.log.level=INFO" in argv
     assert environment["PYSPARK_PYTHON"] == environment["PYSPARK_DRIVER_PYTHON"] == sys.executable
+
+
+def test_default_args_of_a_dag_have_arguments_of_spark_submit(run: Storage) -> None:
+    with DAG("my_dag", default_args={"driver_memory": "2g", "num_executors": 3, "yarn_queue": "nightly"}):
+        task = operator(run, executor_cores=2)
+    task.execute(CONTEXT)
+    pairs = list(pairwise(seen(run)[0]))
+    for pair in ("--driver-memory 2g", "--num-executors 3", "--queue nightly", "--executor-cores 2"):
+        assert tuple(pair.split()) in pairs
+
+
+def test_openlineage_s_properties_reach_spark_if_airflow_is_configured_so(
+    run: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__OPENLINEAGE__SPARK_INJECT_TRANSPORT_INFO", "True")
+    given: dict[str, Any] = {}
+
+    def inject(properties: dict[str, Any], context: Any) -> dict[str, Any]:
+        given.update(properties)
+        return {**properties, "spark.openlineage.transport.type": "console"}
+
+    monkeypatch.setattr(lineage, "inject_transport_information_into_spark_properties", inject)
+    operator(run, conf={"spark.executor.cores": "2"}).execute(CONTEXT)
+    assert given["spark.executor.cores"] == "2"
+    assert "spark.openlineage.transport.type=console" in seen(run)[0]
 
 
 def test_options_that_someone_gave_the_driver_s_jvm_have_the_last_word(
@@ -445,18 +473,18 @@ def test_killing_a_task_ends_spark_submit_and_blames_no_lack_of_memory(
             assert not running.done(), running.result()
             time.sleep(0.05)
         task.on_kill()
-        with pytest.raises(AirflowException, match="Airflow ended this task") as failed:
+        with pytest.raises(AirflowException, match="Airflow ended this task") as ended:
             running.result(120)
-    assert "was marked or cleared" in str(failed.value).partition("Hint: ")[2]
+    assert "was marked or cleared" in str(ended.value).partition("Hint: ")[2]
     for number, hint in ((signal.SIGKILL, "run out of memory"), (signal.SIGTERM, "got SIGTERM, and not from Airflow")):
         for status in (-number, 128 + number):
-            assert hint in spark_failed("snapshot", status, LastLines()).hint
-    assert "see the whole output" in spark_failed("snapshot", 1, LastLines()).hint
+            assert hint in failed(status, LastLines()).hint
+    assert "see the whole output" in failed(1, LastLines()).hint
 
 
 def test_missing_spark_connection_is_an_error_and_not_yarn() -> None:
     with pytest.raises(ConfigurationError, match="the connection does not exist"):
-        check_spark("nowhere", {})
+        check_spark(open_launcher("nowhere", {}))
 
 
 @pytest.mark.parametrize("by", ["connection", "property"])
@@ -466,38 +494,38 @@ def test_cluster_mode_is_refused(by: str, monkeypatch: pytest.MonkeyPatch) -> No
         connection = {"conn_type": "spark", "host": "spark://m", "port": 7077, "extra": {"deploy-mode": "cluster"}}
         monkeypatch.setenv("AIRFLOW_CONN_SPARK", json.dumps(connection))
     with pytest.raises(ConfigurationError, match="cluster"):
-        check_spark("spark", properties)
+        check_spark(open_launcher("spark", properties))
 
 
 def test_mixture_of_two_pysparks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"pyspark": "4.2.0", "pyspark-client": "4.3.0"}
     monkeypatch.setattr("airflow_provider_cdc.jobs.runtime.driver.version", versions.get)
     with pytest.raises(ConfigurationError, match=r"4\.3\.0"):
-        check_spark("spark", {})
+        check_spark(open_launcher("spark", {}))
 
 
 def test_missing_spark_submit_is_told_before_it_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/bin/python")
     monkeypatch.setenv("PATH", "/nowhere/else")
     with pytest.raises(ConfigurationError, match="spark-submit"):
-        check_spark("spark", {})
+        check_spark(open_launcher("spark", {}))
 
 
 def test_spark_submit_beside_the_interpreter_is_found_without_an_activated_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PATH", "/usr/bin")
-    assert check_spark("spark", {}) == "local[2]"
+    check_spark(open_launcher("spark", {}))
 
 
 def test_apps_are_found_in_a_wheel_and_in_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("snapshot", "extract_delta", "consolidate"):
-        assert spark_step.spark_app(name).is_file()
+        assert spark_app(name).is_file()
     package = tmp_path / "airflow_provider_cdc"
     monkeypatch.setattr(airflow_provider_cdc, "__file__", str(package / "__init__.py"))
     with pytest.raises(ConfigurationError, match="snapshot"):
-        spark_step.spark_app("snapshot")
+        spark_app("snapshot")
     for folder in (tmp_path, package):
         (folder / "spark_apps").mkdir(parents=True)
         (folder / "spark_apps" / "snapshot.py").touch()
-        assert spark_step.spark_app("snapshot") == folder / "spark_apps" / "snapshot.py"
+        assert spark_app("snapshot") == folder / "spark_apps" / "snapshot.py"

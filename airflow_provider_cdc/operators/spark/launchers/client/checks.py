@@ -1,4 +1,4 @@
-"""Client mode: checks, without starting an application, that Spark can start on this machine.
+"""Checks, without starting an application, that Spark can start on this machine.
 
 A check reports only what must fail. What Spark reads from elsewhere is not known here: if there is a file
 ``spark-env.sh``, it may set every environment variable, so the variables are not checked.
@@ -20,11 +20,10 @@ from shutil import which
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook
 
 from airflow_provider_cdc.compat import master_of_connection
-from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem, SparkFailed
+from airflow_provider_cdc.errors import ConfigurationError, Problem, SparkFailed
 from airflow_provider_cdc.jobs.runtime.driver import check_pyspark, has_user_entry
 
 # Checks the Java runtime that ``spark-submit`` would use.
@@ -94,35 +93,42 @@ _HERE = "on this worker"
 _FILES = ("spark.jars", "spark.jars.packages", "spark.files", "spark.archives", "spark.submit.pyFiles")
 """Properties with files, for which spark-submit asks Hadoop for the name of the user before any code of this package
 runs."""
+_INSTALL_SPARK = "pip install 'airflow-provider-cdc[spark]', where Airflow's tasks run"
 _UNSET_HOME = "unset SPARK_HOME, so that the installed pyspark is used, or let it name a Spark 4"
 
 
-def check_spark(conn_id: str, properties: Mapping[str, Any], *, here: bool = True) -> str:
-    """Check that Spark apps can be submitted in client mode, and return the URL of the Spark master.
+def problems_of(conn_id: str, properties: Mapping[str, Any], *, here: bool = True) -> list[Problem]:
+    """Return the problems because of which no Spark app can be submitted in client mode.
 
     :param properties: the Spark properties of the application.
     :param here: whether the application will be submitted on this machine. Otherwise only the settings are checked.
-    :raises ConfigurationError: there is one problem, for example because the connection does not exist (spark-submit
-        would then use YARN).
-    :raises PreflightError: there are several problems.
     """
+    if not _has_hook():
+        # Other workers may have the packages, and check the settings in each step.
+        what = f"the packages for Spark are not installed {_HERE}"
+        return [Problem(_connection(conn_id), what, _INSTALL_SPARK)] if here else []
     master, problems = _settings(conn_id, properties)
     if here:
         problems += _Machine(conn_id, master, properties).problems()
-    if len(problems) == 1:
-        (problem,) = problems
-        raise ConfigurationError(problem.what, where=problem.where, hint=problem.hint)
-    if problems:
-        raise PreflightError(problems)
-    return master
+    return problems
+
+
+def _has_hook() -> bool:
+    """Return whether Airflow's provider for Spark is installed. The extra ``spark`` installs it, with PySpark."""
+    try:
+        return find_spec("airflow.providers.apache.spark.hooks.spark_submit") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def check_master_answers(conn_id: str) -> None:
     """Check that the master of a standalone cluster, or the API server of Kubernetes, accepts connections. A connection
-    that `check_spark` refuses is not checked.
+    that `problems_of` refuses is not checked.
 
     :raises SparkFailed: no server accepts a connection within `CONNECT_SECONDS`.
     """
+    if not _has_hook():
+        return
     master, problems = _settings(conn_id, {})
     servers = [] if problems else _servers(master)
     errors = []
@@ -171,6 +177,9 @@ def _connection(conn_id: str) -> str:
 def _settings(conn_id: str, properties: Mapping[str, Any]) -> tuple[str, list[Problem]]:
     """Return the URL of the master, and the problems of the connection and the properties, which are the same on every
     machine."""
+    # Import the hook late: it is slow to import, and a worker that runs no Spark step may lack it.
+    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+
     where = _connection(conn_id)
     try:
         connection = BaseHook.get_connection(conn_id)
@@ -251,7 +260,7 @@ class _Machine:
         binary = which(self._binary(), path=search_path())
         if binary is None:
             what = f"{self._binary()} was not found {_HERE}"
-            return [Problem(_connection(self.conn_id), what, "install pyspark where Airflow's tasks run")]
+            return [Problem(_connection(self.conn_id), what, _INSTALL_SPARK)]
         problems = []
         try:
             check_pyspark()

@@ -1,4 +1,4 @@
-"""The environment of a Spark driver that is started on this machine."""
+"""The environment of a Spark driver that is started on this machine, its scratch folder, and how it ended."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from airflow_provider_cdc.errors import SparkFailed
 from airflow_provider_cdc.jobs.runtime.driver import JVM_VARIABLE, driver_jvm, has_user_entry, to_environment
 from airflow_provider_cdc.jobs.runtime.java_errors import hint_for, last_cause
-from airflow_provider_cdc.operators.spark.client_mode import resolves, search_path
-from airflow_provider_cdc.operators.spark.guardian import LOCK
+from airflow_provider_cdc.operators.spark.launchers.base import JobState, Phase
+from airflow_provider_cdc.operators.spark.launchers.client.checks import resolves, search_path
+from airflow_provider_cdc.operators.spark.launchers.client.guardian import LOCK
 from airflow_provider_cdc.sinks.registry import CatalogSettings
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
@@ -79,29 +79,7 @@ def text_environment() -> dict[str, str]:
     return {"LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"}
 
 
-@contextmanager
-def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the processes that are started inside the block, and unset `UNSET`.
-
-    The Spark hook has its own argument for environment variables, but on YARN and Kubernetes the hook would expose them
-    in the process list.
-    """
-    before = {name: os.environ.get(name) for name in (*variables, *UNSET)}
-    os.environ.update(variables)
-    for name in UNSET:
-        os.environ.pop(name, None)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-# The error for a ``spark-submit`` that failed without writing an error record. The error has the exit status, the last
-# lines of the output, and a hint.
+# The state of a ``spark-submit`` that failed: the exit status, the last lines of the output, and a hint.
 
 
 _KEPT = 200
@@ -111,10 +89,6 @@ _KILLED = "the machine may have run out of memory: check its kernel log, and run
 _TERMINATED = (
     "its processes got SIGTERM, and not from Airflow: the machine, its container or its service was stopped. Finished "
     "work is kept; retry the task when the machine is up"
-)
-_ENDED = (
-    "the task or its DAG run was marked or cleared, a timeout passed, or the worker was stopped: Airflow's audit log "
-    "says which. Clear the task to run it again"
 )
 _ABOVE = "see the whole output above, in the log of this task; fix the cause, then clear the task"
 
@@ -139,15 +113,12 @@ class LastLines:
         return [line for line in self._kept if line.strip() and not _FRAME.match(line)]
 
 
-def spark_failed(step: str, status: int, lines: LastLines, *, ended_by_airflow: bool = False) -> SparkFailed:
-    """Return the error of a step whose ``spark-submit`` failed.
+def failed(status: int, lines: LastLines) -> JobState:
+    """Return the state of a job whose ``spark-submit`` failed.
 
     :param status: the exit status of ``spark-submit``. A negative number means that this signal killed
         ``spark-submit``.
-    :param ended_by_airflow: whether Airflow ended the task, which also ends the application.
     """
-    if ended_by_airflow:
-        return SparkFailed("Airflow ended this task while its Spark application was running", where=step, hint=_ENDED)
     output = lines.explanation()
     hint = hint_for(output, _BY_SIGNAL.get(status if status < 0 else 128 - status, _ABOVE))
     how = f"ended with status {status}" if status >= 0 else f"was killed by signal {-status}"
@@ -155,7 +126,7 @@ def spark_failed(step: str, status: int, lines: LastLines, *, ended_by_airflow: 
         how = f"{how}: {cause}"
     shown = "".join(f"\n    {line}" for line in output[-_SHOWN:])
     ending = f". Its last lines:{shown}" if shown else " without any output"
-    return SparkFailed(f"spark-submit {how}{ending}", where=step, hint=hint)
+    return JobState(Phase.FAILED, f"spark-submit {how}{ending}", hint)
 
 
 # Folders for the local files of a step's Spark driver. The folders are removed when the step ends, even if the step is

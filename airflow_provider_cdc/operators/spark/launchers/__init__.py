@@ -1,0 +1,1 @@
+"""Launchers: each starts, follows and ends the Spark applications of the steps in one way."""
