@@ -184,7 +184,7 @@ def _copies_while_rows_change(installed: Installed, mysql: MysqlServer, schema: 
     copied = pq.read_table(latest["path"].removeprefix("file://")).to_pydict()
     assert sorted(copied["id"]) == [*range(ACCOUNTS)]
     assert sum(copied["balance"]) == 100 * ACCOUNTS
-    assert re.search(r"consolidate: [1-9]\d* files? rewritten", said), "no row changed between the position and its read"
+    assert re.search(r"consolidate: [1-9]\d* files? rewritten", said), "no row changed before it was read"
 
 
 def _finds_no_fault(installed: Installed, folder: Path) -> None:
