@@ -209,8 +209,8 @@ def _making(run: Run, entry: RunTable) -> Making:
     mode, direction, window_from, window_to = "read", "forward", manifest.initial_position, run.position_text
     if entry.base:
         mode, window_from = "roll forward", manifest.bases[entry.base].position
-    elif entry.read_in:
-        window_from = manifest.earlier_reads[entry.read_in].position
+    elif entry.basis is not None:
+        window_from = manifest.all_starts[entry.start].position
     else:
         direction = "again" if manifest.at_upper else "back"
         window_to = read.snapshot_upper or str(read.log_end)

@@ -36,8 +36,8 @@ CHECKS: tuple[Check[None], ...] = (
         (),
         "set the option `unrepresentable`, or correct the value",
         raised_by=(
-            Raised(Moment.READING, "jobs.snapshot.unrepresentable_rows:check_count"),
-            Raised(Moment.BEFORE_COMMIT, "jobs.snapshot.unrepresentable_rows:check_remaining"),
+            Raised(Moment.READING, "jobs.reads.unrepresentable_rows:check_count"),
+            Raised(Moment.BEFORE_COMMIT, "jobs.reads.unrepresentable_rows:check_remaining"),
         ),
     ),
     Check(
@@ -61,8 +61,8 @@ CHECKS: tuple[Check[None], ...] = (
         (),
         "trigger a new run; if it recurs, report it with the server's version",
         raised_by=(
-            Raised(Moment.BEFORE_COMMIT, "jobs.consolidate.touched_rows:TouchedKeys.check_all_found"),
-            Raised(Moment.ROLL_FORWARD, "jobs.consolidate.touched_rows:TouchedKeys.check_all_found"),
+            Raised(Moment.BEFORE_COMMIT, "jobs.apply.touched_rows:TouchedKeys.check_all_found"),
+            Raised(Moment.ROLL_FORWARD, "jobs.apply.touched_rows:TouchedKeys.check_all_found"),
         ),
     ),
     Check(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_cdc.jobs.log.log import NAME
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.snapshot import step as snapshot_step
 from airflow_provider_cdc.jobs.spool import spooler
@@ -61,7 +62,7 @@ def act_during(run: Pipeline, during: str, act: Callable[[], None], patch: pytes
     bound_reads = kind.bound_reads
 
     def bound(source: Any) -> Any:
-        if threading.current_thread().name == spooler.NAME:
+        if threading.current_thread().name == NAME:
             return bound_reads(source)
         calls["bound"] += 1
         if (during, calls["bound"]) in ((DURING[0], 1), (DURING[1], 2)):

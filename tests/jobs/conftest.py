@@ -17,12 +17,13 @@ import pytest
 
 from airflow_provider_cdc.core.parquet import writer
 from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.jobs.apply import rewind, touched_rows
 from airflow_provider_cdc.jobs.certificate import build, scrub
-from airflow_provider_cdc.jobs.consolidate import rewind, touched_rows
 from airflow_provider_cdc.jobs.consolidate import step as consolidate
-from airflow_provider_cdc.jobs.extract_delta import change_feed, read_segment
+from airflow_provider_cdc.jobs.extract_delta import change_feed
 from airflow_provider_cdc.jobs.extract_delta import change_feed as feed_slices
 from airflow_provider_cdc.jobs.extract_delta import step as extract_delta
+from airflow_provider_cdc.jobs.log import read_segment
 from airflow_provider_cdc.jobs.roll_forward import merge, task
 from airflow_provider_cdc.jobs.roll_forward import merge as image_buffer
 from airflow_provider_cdc.jobs.roll_forward import plan as forward

@@ -51,20 +51,22 @@ class Begun:
 
 @dataclass(frozen=True)
 class Moved:
-    """The run moves to a later position, with another manifest. The results of the steps so far are void."""
+    """The run moves to a later position, with another manifest. The results of the steps so far are void. ``pieces``
+    has, by start, the last piece of the log up to this position."""
 
     manifest: Manifest
+    pieces: dict[str, Link] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class PieceTaken:
     """A piece of the log was read. From now on, the source may remove this log.
 
-    ``line`` names the reads that need the log: a key of `Manifest.earlier_reads`. It is empty for the reads under the
-    present manifest. The pieces of a line join, so each stretch of the log has one piece.
+    ``start`` is the start whose log it is (`Manifest.all_starts`). The pieces of a start join, so each stretch of the
+    log has one piece.
     """
 
-    line: str
+    start: str
     piece: Link
 
 
@@ -119,8 +121,9 @@ class State:
     ``chain`` has the digests of all entries, in their order. ``begun`` is the digest of the last entry `Begun`.
     ``digest`` is the digest of the entry with the present ``manifest``; ``earlier`` are the manifests before it.
     ``inputs`` are the digests of the entries on which the work of the next step rests: the one with the manifest, and
-    those of the finished ``steps``. ``pieces`` has the pieces of the log by their line. ``position`` is the position at
-    which the tables of the run are exact; None until the reads fix it. An empty text is a position, too.
+    those of the finished ``steps``. ``pieces`` has the pieces of the log by their start, and ``before`` the number of
+    those that are before the position of the run. ``position`` is the position at which the tables of the run are
+    exact; None until the reads fix it. An empty text is a position, too.
     """
 
     chain: tuple[str, ...] = ()
@@ -129,6 +132,7 @@ class State:
     manifest: Manifest | None = None
     earlier: tuple[Manifest, ...] = ()
     pieces: Mapping[str, tuple[Link, ...]] = field(default_factory=dict)
+    before: Mapping[str, int] = field(default_factory=dict)
     steps: Mapping[str, StepResult] = field(default_factory=dict)
     inputs: tuple[str, ...] = ()
     position: str | None = None
@@ -142,10 +146,10 @@ class State:
         if self.manifest is None or self.ended is not None:
             return isinstance(entry, Begun)
         match entry:
-            case PieceTaken(line, piece):
-                before = self.pieces.get(line, ())
-                joins = not before or before[-1].end == piece.start
-                return SNAPSHOT not in self.steps and joins and piece.number == len(before) + 1
+            case PieceTaken(start, piece):
+                return SNAPSHOT not in self.steps and self.spools(start) and self._joins(start, piece)
+            case Moved(_, pieces):
+                return all(self._joins(start, piece) for start, piece in pieces.items())
             case ReadsEnded():
                 return SNAPSHOT not in self.steps
             case Extracted():
@@ -164,9 +168,21 @@ class State:
                 earlier = self.earlier if self.manifest is None else (*self.earlier, self.manifest)
                 begun = digest if isinstance(entry, Begun) else self.begun
                 position = None if manifest.at_upper else manifest.initial_position
-                return State(state.chain, begun, digest, manifest, earlier, inputs=(digest,), position=position)
-            case PieceTaken(line, piece):
-                return replace(state, pieces={**self.pieces, line: (*self.pieces.get(line, ()), piece)})
+                last = entry.pieces if isinstance(entry, Moved) else {}
+                pieces = {start: self._with_piece(start, last.get(start)) for start in manifest.starts}
+                return State(
+                    state.chain,
+                    begun,
+                    digest,
+                    manifest,
+                    earlier,
+                    pieces=pieces,
+                    before={start: len(links) for start, links in pieces.items()},
+                    inputs=(digest,),
+                    position=position,
+                )
+            case PieceTaken(start, piece):
+                return replace(state, pieces={**self.pieces, start: self._with_piece(start, piece)})
             case ReadsEnded(result):
                 position = result.snapshot_upper if self.position is None else self.position
                 return replace(state._with(SNAPSHOT, result), position=position)
@@ -178,6 +194,25 @@ class State:
                 return replace(state, commit=entry)
             case Ended():
                 return replace(state, ended=entry)
+
+    def spools(self, start: str) -> bool:
+        """Return whether pieces of the log since this start are recorded. If the run moved before the first piece, they
+        are not: a piece must not have changes from both sides of the run's position."""
+        assert self.manifest is not None
+        return start == self.manifest.start or bool(self.pieces.get(start))
+
+    def manifest_of(self, number: int) -> Manifest:
+        """Return the manifest of the run with this number."""
+        assert self.manifest is not None
+        return (*self.earlier, self.manifest)[number - 1]
+
+    def _joins(self, start: str, piece: Link) -> bool:
+        before = self.pieces.get(start, ())
+        return piece.number == len(before) + 1 and (not before or before[-1].end == piece.start)
+
+    def _with_piece(self, start: str, piece: Link | None) -> tuple[Link, ...]:
+        before = self.pieces.get(start, ())
+        return before if piece is None else (*before, piece)
 
     def _with(self, task_id: str, result: StepResult) -> State:
         return replace(self, steps={**self.steps, task_id: result}, inputs=(*self.inputs, self.chain[-1]))

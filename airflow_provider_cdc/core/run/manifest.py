@@ -206,26 +206,36 @@ class Base:
     record: str
 
 
-@dataclass(frozen=True)
-class EarlierReads:
-    """A reference to reads that an earlier manifest of the same run began, and that still count.
+FIRST_START = "1"
+"""The key of the start of a run that has not moved. The keys are the numbers of the manifests."""
 
-    The earlier manifest fixed the position ``position`` of the server with the identity ``identity``. All of these
-    reads ended before the initial position of the present manifest. ``record`` is the name of the record with the files
-    of the tables that were read. ``incarnation`` is the incarnation of the server (`ChunkReader.wait_until_durable`)
-    when the reads had ended. ``nulled`` is `SnapshotResult.nulled` of these reads. ``pieces`` names the record with the
-    log between both positions (`jobs.spool.kept_pieces`). If it is empty, the source still has this log. ``altered``
-    has, by name, the tables that were altered after the reads and are carried over the change (`jobs.restart.carry`),
-    as they were read.
-    """
+
+@dataclass(frozen=True)
+class RunStart:
+    """A position from which the run reads tables, and the ``facts`` that the source recorded there. The log of these
+    tables is read from here on."""
 
     position: str
-    identity: Facts
+    facts: Facts
+
+
+@dataclass(frozen=True)
+class Basis:
+    """The rows of a table that were read in full before the present position of the run. The log since the start of the
+    table brings them to this position.
+
+    ``record`` is the name of the record with the files of the tables that were read together. ``ended`` is an end of
+    the log after the end of the read, and ``incarnation`` is the incarnation of the server
+    (`ChunkReader.wait_until_durable`) then. ``nulled`` has the number of values of each column that became null. If the
+    table was altered after the read and is carried over the change (`jobs.restart.carry`), ``table`` is the table as it
+    was read.
+    """
+
     record: str
+    ended: str
     incarnation: str
-    nulled: dict[str, dict[str, int]] = field(default_factory=dict)
-    pieces: str = ""
-    altered: dict[str, Table] = field(default_factory=dict)
+    nulled: dict[str, int] = field(default_factory=dict)
+    table: Table | None = None
 
 
 @dataclass(frozen=True)
@@ -248,9 +258,11 @@ class RunTable:
     """A table of the run: the schema at the initial position, the way in which the table is read, and the reason.
 
     ``at_upper`` says whether the table is published at the position where its reads end, and not at the initial
-    position. ``base`` is the id of the run whose copy is rolled forward. ``read_in`` is a key of
-    `Manifest.earlier_reads`: these earlier reads are rolled forward. If both are empty, the table's rows are read.
-    ``feed_gap`` is set if the run publishes row changes, but none of this table, although the table has a copy.
+    position. ``base`` is the id of the run whose copy is rolled forward. ``basis`` has the rows if they were read
+    before the run moved to its present position. If there is neither, the table's rows are read. ``start`` is the key
+    of the start (`Manifest.all_starts`) from which the rows are read, or were read. ``left_out`` says whether the table
+    was left out when the run moved (`Manifest.skipped` has the reason). ``feed_gap`` is set if the run publishes row
+    changes, but none of this table, although the table has a copy.
     """
 
     table: Table
@@ -259,13 +271,15 @@ class RunTable:
     at_upper: bool = False
     base: str = ""
     place: Place | None = None
-    read_in: str = ""
     feed_gap: FeedGap | None = None
+    start: str = FIRST_START
+    basis: Basis | None = None
+    left_out: bool = False
 
     @property
     def is_read(self) -> bool:
-        """Whether the table's rows are read under the present manifest."""
-        return not self.base and not self.read_in
+        """Whether the table's rows are read in the present snapshot step."""
+        return not (self.base or self.basis or self.left_out)
 
 
 @dataclass(frozen=True)
@@ -277,13 +291,14 @@ class Manifest:
     server, as in `InitialPoint`; ``source_conn_id`` names the connection to the server. All tables are published at one
     position (`Run.position`): ``initial_position``, or the position at which their reads end (``at_upper``).
     ``position_key`` is the source's name for the initial position. ``options`` are the settings that later steps need.
-    ``skipped`` has, by the table's name, the reason why a named table is not part of the run. ``bases`` has the copies
-    that are rolled forward, by the id of their run. ``missed_past`` is set if a point of the past was requested that
-    the run cannot reach. The run then copies the present state of the tables. ``histories`` has the history that each
-    copy belongs to, by the table's name. Manifests of earlier versions have no histories. ``created_at`` is a time in
-    ISO 8601. ``group`` names the task group of the run. ``earlier_reads`` has the reads of earlier manifests of this
-    run that still count. ``restarts`` has the reasons for the earlier manifests, in their order. ``may_miss_past``
-    says whether the DAG supplied ``options.as_of``, so that the run may copy the present instead.
+    ``skipped`` has, by the table's name, the reason why a named table is not part of the run, or was left out when the
+    run moved. ``bases`` has the copies that are rolled forward, by the id of their run. ``missed_past`` is set if a
+    point of the past was requested that the run cannot reach. The run then copies the present state of the tables.
+    ``histories`` has the history that each copy belongs to, by the table's name. Manifests of earlier versions have no
+    histories. ``created_at`` is a time in ISO 8601. ``group`` names the task group of the run. ``start`` is the key of
+    the latest start, which is at the initial position. ``starts`` has the earlier starts that still count. ``restarts``
+    has the reasons for the earlier manifests, in their order. ``may_miss_past`` says whether the DAG supplied
+    ``options.as_of``, so that the run may copy the present instead.
     """
 
     run_id: str
@@ -304,7 +319,8 @@ class Manifest:
     histories: dict[str, History] = field(default_factory=dict)
     missed_past: MissedPast | None = None
     may_miss_past: bool = False
-    earlier_reads: dict[str, EarlierReads] = field(default_factory=dict)
+    start: str = FIRST_START
+    starts: dict[str, RunStart] = field(default_factory=dict)
     restarts: tuple[Restart, ...] = ()
     format: int = FORMAT
 
@@ -324,12 +340,17 @@ class Manifest:
         """
         return self.position_in(self.bases[base].position)
 
-    def begin_of(self, reads: EarlierReads) -> Position:
-        """Return the position under which earlier ``reads`` of this run began.
+    @property
+    def all_starts(self) -> dict[str, RunStart]:
+        """The starts of the run's tables, by their keys: the earlier ones, and the one at the initial position."""
+        return {**self.starts, self.start: RunStart(self.initial_position, self.identity)}
+
+    def position_of(self, start: str) -> Position:
+        """Return the position of the start with this key.
 
         :raises PositionError: the text in the record is not a position.
         """
-        return self.position_in(reads.position)
+        return self.position_in(self.all_starts[start].position)
 
     def position_in(self, text: str) -> Position:
         """Return the position that is a ``text`` in another record of the run.

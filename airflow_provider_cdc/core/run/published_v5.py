@@ -8,6 +8,7 @@ after this manifest. These records are only read.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from airflow_provider_cdc.core.run.ledger import FilesCommitted, State
@@ -50,7 +51,7 @@ def read_published(folder: Storage) -> State | None:
         raise _refused(folder, found[-1])
     _check_grounds(folder, place, {"manifest": digest}, data)
     *earlier, manifest = [
-        records.decode(Manifest, one, folder.uri_of(name)) for name, one in zip(names, found, strict=True)
+        records.decode(Manifest, converted(one), folder.uri_of(name)) for name, one in zip(names, found, strict=True)
     ]
     steps: dict[str, StepResult] = {
         task_id: records.decode(kind, data[task_id].get("found"), folder.uri_of(f"{place}/{task_id}.json"))
@@ -69,6 +70,13 @@ def read_published(folder: Storage) -> State | None:
         position=position,
         commit=FilesCommitted(str(commit.get("record", "")), str(commit.get("token", ""))),
     )
+
+
+def converted(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a manifest of format 5 with the names of this version. How the tables were read during the run no longer
+    matters."""
+    tables = [{name: value for name, value in entry.items() if name != "read_in"} for entry in manifest["tables"]]
+    return {name: value for name, value in manifest.items() if name != "earlier_reads"} | {"tables": tables}
 
 
 def _check_grounds(folder: Storage, place: str, digests: dict[str, str], data: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+from airflow_provider_cdc.core.options.run import OFF
 from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run import published_v5
@@ -111,11 +112,17 @@ class Run:
         """Whether the run was stopped or cleaned up, and has not begun anew."""
         return self.state.ended is not None
 
-    def expected_identity(self) -> Facts:
-        """Return the identity with which the source must be checked. It is the identity in the manifest, with the end
-        of the log that the run has spooled so far."""
-        spool, pieces = self.manifest.options.log.spool, self.pieces()
-        return spooling_identity(self.manifest.identity, pieces[-1] if pieces else None, spool)
+    def expected_identity(self, start: str = "") -> Facts:
+        """Return the identity with which the source must be checked: that of a start, with the end of the log since the
+        start that the run has recorded so far.
+
+        :param start: the key of the start. Empty: the latest start.
+        """
+        spool, pieces = self.manifest.options.log.spool, self.pieces(start)
+        if not pieces and not self.state.spools(start or self.manifest.start):
+            spool = OFF
+        facts = self.manifest.all_starts[start or self.manifest.start].facts
+        return spooling_identity(facts, pieces[-1] if pieces else None, spool)
 
     @property
     def digests(self) -> frozenset[str]:
@@ -208,28 +215,32 @@ class Run:
                 )
         self._take_over(present)
 
-    def pieces(self, line: str = "") -> tuple[Link, ...]:
-        """Return the pieces of the log that were recorded under the present manifest so far, also those of other
-        attempts.
+    def pieces(self, start: str = "") -> tuple[Link, ...]:
+        """Return the pieces of the log since a start that were recorded so far, also those of other attempts.
 
-        :param line: see `PieceTaken`.
+        :param start: the key of the start. Empty: the latest start.
         """
         state = self._ledger.state()
-        return (state if state.digest == self.digest else self.state).pieces.get(line, ())
+        state = state if state.digest == self.digest else self.state
+        return state.pieces.get(start or self.manifest.start, ())
 
-    def take_piece(self, line: str, piece: Link) -> bool:
-        """Record a piece of the log. Return False if it does not count: another attempt has recorded this stretch of
-        the log, the reads have ended, or the run went on without this manifest."""
-        while (state := self._ledger.state()).digest == self.digest and state.permits(PieceTaken(line, piece)):
-            if self._ledger.append(state, PieceTaken(line, piece)) is not None:
+    def take_piece(self, start: str, piece: Link) -> bool:
+        """Record a piece of the log since a start (empty: the latest one). Return False if it does not count: another
+        attempt has recorded this stretch of the log, the reads have ended, or the run went on without this manifest."""
+        entry = PieceTaken(start or self.manifest.start, piece)
+        while (state := self._ledger.state()).digest == self.digest and state.permits(entry):
+            if self._ledger.append(state, entry) is not None:
                 return True
         return False
 
-    def move(self, manifest: Manifest) -> bool:
+    def move(self, manifest: Manifest, pieces: Mapping[str, Link]) -> bool:
         """Give the run another manifest, with a later position. Return False if any other entry was recorded since the
         state of this run was read: the position of ``manifest`` may not contain a piece of the log, or an attempt
-        goes on with results of the present manifest."""
-        return self._ledger.append(self.state, Moved(manifest)) is not None
+        goes on with results of the present manifest.
+
+        :param pieces: the last piece of the log up to this position, by start.
+        """
+        return self._ledger.append(self.state, Moved(manifest, dict(pieces))) is not None
 
     def end(self, why: str) -> State:
         """Make sure that nothing of the run is published, unless it is started again. Return the present state. It has

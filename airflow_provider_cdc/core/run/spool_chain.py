@@ -1,9 +1,8 @@
 """The chain of pieces of the log that a run has spooled, and what they mean for the checks of the source.
 
-A piece covers one stretch of the log. The pieces join: each piece begins where the previous piece ends. A *link* is the
-entry of one piece in the ledger of the run (`core.run.ledger.PieceTaken`). So each stretch has one piece, whatever the
-number of attempts. The number of a link is its place in the chain. The chain belongs to one manifest, so a run that
-begins anew has a new chain.
+A piece covers one stretch of the log since one start of the run. The pieces join: each piece begins where the previous
+piece ends. A *link* is the entry of one piece in the ledger of the run (`core.run.ledger.PieceTaken`). So each stretch
+has one piece, whatever the number of attempts. The number of a link is its place in the chain.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ class Link:
     ``restarts`` counts how often it had changed since the run began. ``next_segment`` is the number of the next
     segment. ``record`` names the record with the files of the piece. ``token`` identifies the attempt. ``known`` is
     what the source must know about the tables when it no longer has the log before ``end`` (`Source.note_tables`).
+    ``manifest`` is the number of the manifest that has the columns of the tables in the piece.
     """
 
     number: int
@@ -38,6 +38,7 @@ class Link:
     next_segment: int
     record: str
     known: str = ""
+    manifest: int = 1
 
 
 def spooling_identity(identity: Facts, last: Link | None, option: str) -> Facts:

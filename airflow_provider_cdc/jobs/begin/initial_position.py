@@ -159,11 +159,11 @@ def _goes_on(run: Run, source: Source, plans: Sequence[TablePlan], options: Step
     if not run.committed:
         try:
             source.check_identity(run.expected_identity(), manifest.initial)
-            for reads in manifest.earlier_reads.values():
-                if reads.pieces or reads.altered:
-                    # The run has recorded the log since these reads, or can read these tables again.
-                    continue
-                source.check_identity(reads.identity, manifest.begin_of(reads))
+            carried = {entry.start for entry in manifest.tables if entry.basis and entry.basis.table}
+            for key, start in manifest.starts.items():
+                # Otherwise the run has recorded the log since these reads, or can read these tables again.
+                if key not in carried and not run.pieces(key):
+                    source.check_identity(start.facts, manifest.position_of(key))
         except LogGone as error:
             _log.warning("The run begins anew: %s", error)
             return False
@@ -173,7 +173,7 @@ def _goes_on(run: Run, source: Source, plans: Sequence[TablePlan], options: Step
     _log.info(
         "The run began at %s, and keeps %s %s", manifest.created_at, manifest.position_key, manifest.initial_position
     )
-    tables = {_said(entry.table.name, entry.table.selection) for entry in manifest.tables}
+    tables = {_said(entry.table.name, entry.table.selection) for entry in manifest.tables if not entry.left_out}
     # The run may have left tables of the plan out when it began.
     wanted = [plan for plan in plans if str(plan.table) not in manifest.skipped]
     if tables != (wanted_tables := {_said(plan.table, plan.selection) for plan in wanted}):

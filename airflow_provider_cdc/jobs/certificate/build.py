@@ -22,11 +22,11 @@ from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import CopyMismatch
+from airflow_provider_cdc.jobs.apply.rolled_file import FOREIGN
 from airflow_provider_cdc.jobs.certificate.scrub import Scrubbed
 from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.filter_images import decode_published
 from airflow_provider_cdc.jobs.changes.net_change_files import NetChangeFiles, bucket_ranges
-from airflow_provider_cdc.jobs.roll_forward.rolled_file import FOREIGN
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.sources.api.source import Source

@@ -25,8 +25,8 @@ from airflow_provider_cdc.core.run.staging import StagedFile, difference
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import FileDamaged
+from airflow_provider_cdc.jobs.apply.rolled_file import DAMAGED, RolledFile
 from airflow_provider_cdc.jobs.roll_forward.plan import BaseFile, base_folders, note
-from airflow_provider_cdc.jobs.roll_forward.rolled_file import DAMAGED, RolledFile
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks

@@ -426,19 +426,10 @@ def without_effect_dropped(rows: pa.Table, keyless: Sequence[int]) -> pa.Table:
     return rows.filter(pc.invert(no_effect))
 
 
-def renumbered(rows: pa.Table, numbers: Mapping[int, int]) -> pa.Table:
-    """Return the ``rows`` of some tables, with other indices of these tables.
-
-    :param numbers: the new index of each table, by its index in ``rows``. Empty: return ``rows`` unchanged.
-    """
-    if not numbers:
-        return rows
-    places = pc.index_in(rows["table"], pa.array(list(numbers), pa.int32()))
-    rows, places = rows.filter(places.is_valid()), places.drop_null()
-    tables = pa.chunked_array(
-        [pa.array(list(numbers.values()), pa.int32()).take(part) for part in places.chunks], "int32"
-    )
-    return rows.set_column(0, NET_SCHEMA.field("table"), tables)
+def of_tables(rows: pa.Table, tables: Sequence[int]) -> pa.Table:
+    """Return the rows of these tables, given by their indices."""
+    wanted = pc.is_in(rows["table"], pa.array(tables, pa.int32()))
+    return rows if pc.all(wanted).as_py() else rows.filter(wanted)
 
 
 def without_tables(rows: pa.Table, tables: Sequence[int]) -> pa.Table:

@@ -32,16 +32,19 @@ from airflow_provider_cdc.errors import CdcError, DecodeError, ExactnessError, S
 from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.filter_images import needs_composing
 from airflow_provider_cdc.jobs.control.controller import paused_seconds
-from airflow_provider_cdc.jobs.extract_delta.read_segment import (
+from airflow_provider_cdc.jobs.extract_delta.window_changes import WindowChanges, window_changes, write_changes
+from airflow_provider_cdc.jobs.extract_delta.windows import BACK, Window, check_bases, windows_of
+from airflow_provider_cdc.jobs.log.keyless import CountChanges
+from airflow_provider_cdc.jobs.log.read_segment import (
     ComposeBuckets,
     LastOfBuckets,
     ReadSegment,
     SegmentRecord,
 )
-from airflow_provider_cdc.jobs.extract_delta.window_changes import WindowChanges, window_changes, write_changes
-from airflow_provider_cdc.jobs.extract_delta.windows import BACK, Window, check_bases, windows_of
+from airflow_provider_cdc.jobs.reads.table_files import read_table_files
 from airflow_provider_cdc.jobs.restart.altered import altered_table, described, look_for_altered, may_restart
-from airflow_provider_cdc.jobs.restart.begin_again import restart_run
+from airflow_provider_cdc.jobs.restart.move import restart_run
+from airflow_provider_cdc.jobs.runtime.piece_progress import SEGMENTS, PartPiece, PieceWatch, forget, piece_of_segment
 from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, log
 from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.skipped import log_skipped
@@ -49,11 +52,8 @@ from airflow_provider_cdc.jobs.runtime.source_watch import SourceWatch
 from airflow_provider_cdc.jobs.runtime.step import Step, run_step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.runtime.verify_files import Checked, require_whole, without_damaged
-from airflow_provider_cdc.jobs.snapshot.piece_progress import SEGMENTS, PartPiece, PieceWatch, forget, piece_of_segment
 from airflow_provider_cdc.jobs.snapshot.reread_passes import read_record as read_again_record
 from airflow_provider_cdc.jobs.snapshot.step import read_tables
-from airflow_provider_cdc.jobs.snapshot.table_files import read_table_files
-from airflow_provider_cdc.jobs.spool.adopt import with_counts
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import BUCKETS, LogSegment, UpperBound
 
@@ -216,16 +216,35 @@ def _read_window(step: Step, window: Window) -> tuple[list[SegmentRecord], net_c
         check = partial(source.check_writes, [record.summary for record in read])
         retry("extract_delta: check what was logged as statements", check)
     if window.spooled or window.units:
-        read = with_counts(
-            step,
-            window.stored_tables,
-            read,
-            decisions,
-            window.since,
-            forward=window.forward,
-            units=window.units,
-        )
+        read = _with_counts(step, window, read, decisions)
     return read, decisions
+
+
+def _with_counts(
+    step: Step, window: Window, read: Sequence[SegmentRecord], decisions: net_change_files.Decisions
+) -> list[SegmentRecord]:
+    """Return the records of a window, with the net changes of keyless tables in the segments that have the single
+    changes of these tables: the spooled segments, and all segments for the tables with units. Now it is known which
+    of these changes count."""
+    keyless = tuple(one for one in window.tables if one.table.keyless)
+    single = [record for record in read if record.changes]
+    if not keyless or not single:
+        return list(read)
+    orders = {commit.order: commit.position for record in read for commit in record.summary.commits.values()}
+    work = CountChanges(
+        step.staging,
+        step.source,
+        keyless,
+        decisions,
+        orders,
+        window.since,
+        window.forward,
+        step.manifest.options.skips,
+        len(window.tables) == len(step.tables) == 1,
+        window.units,
+    )
+    counted_records = {one.segment: one for one in run_tasks(step.spark, "count single changes", single, work)}
+    return [counted_records.get(record.segment, record) for record in read]
 
 
 def _decide(window: Window, read: Sequence[SegmentRecord]) -> tuple[net_change_files.Decisions, dict[str, str]]:
@@ -344,7 +363,7 @@ def _compose(
                 decisions,
                 keyless,
                 window.forward,
-                window.numbers,
+                tuple(one.index for one in window.tables),
                 window.images,
             ),
         )

@@ -15,7 +15,7 @@ from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.jobs.changes.net_change_files import Decisions
-from airflow_provider_cdc.jobs.extract_delta.read_segment import SegmentRecord
+from airflow_provider_cdc.jobs.log.read_segment import SegmentRecord
 from airflow_provider_cdc.sources.api.window import Committed
 
 _RECORD = "delta/changes"

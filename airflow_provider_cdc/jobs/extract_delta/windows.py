@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from airflow_provider_cdc.core.positions.as_of import reaches
-from airflow_provider_cdc.core.positions.position import Position
+from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.run.manifest import Manifest
 from airflow_provider_cdc.core.run.results import SnapshotResult
+from airflow_provider_cdc.core.run.spool_chain import Link
+from airflow_provider_cdc.core.tables.value_range import ValueRange
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import LogGone, SchemaChanged
 from airflow_provider_cdc.jobs.changes.filter_images import CarriedImages
-from airflow_provider_cdc.jobs.extract_delta.read_segment import DONE, SegmentRecord
+from airflow_provider_cdc.jobs.log.keyless import UnitsByPosition
+from airflow_provider_cdc.jobs.log.log import RunLog, logs_of, tracked_table
+from airflow_provider_cdc.jobs.log.read_segment import DONE, SegmentRecord
+from airflow_provider_cdc.jobs.reads.table_files import ReadFiles, Unit, read_table_files
 from airflow_provider_cdc.jobs.restart.altered import may_restart
-from airflow_provider_cdc.jobs.restart.carry import carried_images
-from airflow_provider_cdc.jobs.restart.earlier_reads import by_manifest
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.step import Step
-from airflow_provider_cdc.jobs.snapshot.table_files import ReadFiles, read_table_files
-from airflow_provider_cdc.jobs.spool.adopt import Adopted, records_of, spooled_part
-from airflow_provider_cdc.jobs.spool.kept_pieces import pieces_of, tracked_table
-from airflow_provider_cdc.jobs.spool.keyless import UnitsByPosition, by_position
-from airflow_provider_cdc.sources.api.log import AT_START, Start
+from airflow_provider_cdc.sources.api.log import Start
+from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
 
 PLAN = "delta/plan.json"
@@ -39,12 +39,9 @@ class Window:
     ``name`` is the prefix of the names of its files. ``spooled`` has the segments at the beginning of the window that
     were read before, in this number of ``pieces``. ``segments`` returns the other segments. ``units`` has the keyless
     tables whose ranges were read at several positions, by index. Of these tables, and of the tables with the indices
-    ``events``, the log is read change by change.
-
-    If the pieces were read under another manifest, ``numbers`` has the index of each table, by its index in the files
-    of the pieces. ``since`` has the positions at which keyless tables were read, by their indices in these files:
-    changes up to this position do not count. ``images`` has the earlier columns of tables that were altered since. Such
-    a window has no ``units``: a table that was read at several positions is read again when the run moves.
+    ``events``, the log is read change by change. ``since`` has the positions at which keyless tables were read, by
+    index: changes up to this position do not count. ``images`` has the earlier columns of tables that were altered
+    after a piece was read.
     """
 
     name: str
@@ -53,7 +50,6 @@ class Window:
     segments: Callable[[], list[LogSegment]]
     spooled: tuple[SegmentRecord, ...] = ()
     pieces: int = 0
-    numbers: Mapping[int, int] = field(default_factory=dict)
     since: Mapping[int, Position] = field(default_factory=dict)
     units: Mapping[int, UnitsByPosition] = field(default_factory=dict)
     events: tuple[int, ...] = ()
@@ -64,22 +60,16 @@ class Window:
         """Whether the window ends at the position of the run, and not at the end of the reads."""
         return self.name != BACK
 
-    @property
-    def stored_tables(self) -> tuple[TrackedTable, ...]:
-        """The tables, with their indices in the files of the pieces."""
-        stored = {number: index for index, number in self.numbers.items()}
-        return tuple(replace(one, index=stored.get(one.index, one.index)) for one in self.tables)
-
     def earlier(self) -> Window:
         """Return the window as which the log before it is read, to find prepared transactions. If the run has recorded
-        pieces, they name a transaction's changes by the indices of tables in their files, and by the way in which they
-        have the changes of a table. So the earlier log is read in the same way."""
+        pieces, the earlier log is read in the same way: the id of a prepared transaction's changes depends on the way
+        in which the changes of a table are read."""
         if not self.spooled:
             return self
         tables = [
             # Only a keyless table needs a bound, and has one.
             tracked_table(one.index, one.table, self.start if one.upper is None else one.upper)
-            for one in self.stored_tables
+            for one in self.tables
         ]
         events = tuple(one.index for one in tables if one.table.keyless)
         return replace(self, tables=tuple(tables), events=events)
@@ -108,89 +98,92 @@ def windows_of(step: Step) -> list[Window]:
             of_copies = Start(start, base.identity, kept_by=manifest.identity)
             segments = partial(source.segments_up_to, of_copies, end, evolved, step.slots)
             windows.append(Window(f"forward-{number}", start, tables, segments))
-    read = read_table_files(step.run)
-    windows += _windows_of_earlier_reads(step, read)
-    live = {
-        index: read[str(entry.table.name)]
-        for index, entry in enumerate(step.tables)
-        if entry.is_read and str(entry.table.name) not in snapshot.skipped | step.altered
-    }
-    units = {index: by_position(manifest.kind, one.units) for index, one in live.items() if one.units}
-    tracked = tuple(
-        TrackedTable(index, step.tables[index].table, _last(units[index]), forward=True, changes=True)
-        if index in units
-        else TrackedTable(index, step.tables[index].table, _upper(manifest, one))
-        for index, one in live.items()
+    read, left_out = read_table_files(step.run), snapshot.skipped | step.altered
+    entries = [entry for entry in step.tables if not entry.base and str(entry.table.name) not in left_out]
+    for one in logs_of(step, [entry for entry in entries if entry.basis], refresh=True):
+        windows += [_of_pieces(one, read)] if one.pieces else _forward(one, read)
+    for one in logs_of(step, [entry for entry in entries if entry.is_read], refresh=True):
+        windows.append(_back(one, read, snapshot))
+    return windows
+
+
+def _forward(one: RunLog, read: Mapping[str, ReadFiles]) -> list[Window]:
+    """Return the windows of finished reads, from the start of their log up to the position of the run. A table that was
+    read at one position has a window since this position."""
+    step, manifest = one.step, one.step.manifest
+    tables: dict[str, list[TrackedTable]] = {}
+    for index, entry in one.entries:
+        since = read[str(entry.table.name)].upper or manifest.all_starts[one.id].position
+        tables.setdefault(since, []).append(TrackedTable(index, entry.table, manifest.initial, forward=True))
+    windows = []
+    for number, (since, tracked) in enumerate(sorted(tables.items())):
+        start = replace(one.start, position=manifest.position_in(since))
+        evolved = [tracked_table.table for tracked_table in tracked if tracked_table.table.eras]
+        segments = partial(step.source.segments_up_to, start, manifest.initial, evolved, step.slots)
+        windows.append(Window(f"earlier-{one.name}-{number}", start.position, tuple(tracked), segments))
+    return windows
+
+
+def _of_pieces(one: RunLog, read: Mapping[str, ReadFiles]) -> Window:
+    """Return the window of finished reads whose log is in recorded pieces up to the position of the run."""
+    manifest, links = one.step.manifest, one.before
+    names = ", ".join(str(table.name) for table in one.tables)
+    log(f"extract_delta: {format_count(len(links), 'piece')} of the log for {names}, read earlier")
+    return Window(
+        f"earlier-{one.name}",
+        one.position,
+        tuple(TrackedTable(index, entry.table, manifest.initial, forward=True) for index, entry in one.entries),
+        list,
+        one.segments_of(links),
+        len(links),
+        {
+            index: manifest.position_in(read[str(entry.table.name)].upper)
+            for index, entry in one.entries
+            if entry.table.keyless
+        },
+        images=one.carried_images(links),
     )
-    if tracked:
-        of_run = Start(manifest.initial, manifest.identity)
-        segments = partial(source.segments, of_run, AT_START, snapshot.log_end, slots=step.slots)
-        adopted = spooled_part(step, tracked) or Adopted((), segments, 0)
-        spooled = (adopted.rest, adopted.records, adopted.pieces)
-        windows.append(Window(BACK, manifest.initial, tracked, *spooled, units=units))
-    return windows
 
 
-def _windows_of_earlier_reads(step: Step, read: Mapping[str, ReadFiles]) -> list[Window]:
-    """Return the windows of the tables that were read under an earlier manifest. The windows end at the initial
-    position."""
-    manifest, source = step.manifest, step.source
-    tables: dict[tuple[str, str], list[TrackedTable]] = {}
-    for index, entry in enumerate(step.tables):
-        if entry.read_in and str(entry.table.name) not in step.altered:
-            if manifest.earlier_reads[entry.read_in].pieces:
-                continue
-            start_position = read[str(entry.table.name)].upper or manifest.earlier_reads[entry.read_in].position
-            tracked = TrackedTable(index, entry.table, manifest.initial, forward=True)
-            tables.setdefault((entry.read_in, start_position), []).append(tracked)
-    windows = []
-    for number, ((key, start_text), tracked_tables) in enumerate(sorted(tables.items(), key=lambda item: item[0])):
-        start, identity = manifest.position_in(start_text), manifest.earlier_reads[key].identity
-        evolved = [tracked.table for tracked in tracked_tables if tracked.table.eras]
-        segments = partial(source.segments_up_to, Start(start, identity), manifest.initial, evolved, step.slots)
-        windows.append(Window(f"earlier-{number}", start, tuple(tracked_tables), segments))
-    return windows + _windows_of_pieces(step, read)
+def _back(one: RunLog, read: Mapping[str, ReadFiles], snapshot: SnapshotResult) -> Window:
+    """Return the window of tables that were read from the position of the run on, up to the end of the reads.
+
+    :raises LogGone: the log between the last piece and the end of the reads is gone, or the server has lost a part of
+        the log that the last piece covers.
+    """
+    step = one.step
+    files = {index: read[str(entry.table.name)] for index, entry in one.entries}
+    units = {index: _by_position(step.manifest, files[index].units) for index, _ in one.entries if files[index].units}
+    tracked = tuple(
+        TrackedTable(index, entry.table, _last(units[index]), forward=True, changes=True)
+        if index in units
+        else TrackedTable(index, entry.table, _upper(step.manifest, files[index]))
+        for index, entry in one.entries
+    )
+    if links := _used(step.source, one.pieces, snapshot.log_end):
+        one = replace(one, pieces=links)
+        if snapshot.incarnation != (last := links[-1]).incarnation:
+            check = partial(step.source.check_joined, last.start, last.end, one.position, one.identity)
+            retry("extract_delta: check the end of the spooled log", check)
+        was = "was" if len(links) == 1 else "were"
+        log(f"extract_delta: {format_count(len(links), 'piece')} of the log {was} spooled")
+    rest = partial(one.rest, snapshot.log_end, step.slots)
+    return Window(BACK, one.position, tracked, rest, one.segments_of(links), len(links), units=units)
 
 
-def _windows_of_pieces(step: Step, read: Mapping[str, ReadFiles]) -> list[Window]:
-    """Return the windows of the tables that were read under an earlier manifest, if the run has recorded the log since
-    then (`jobs.spool.kept_pieces`). Nothing of these windows is left to be read."""
-    manifest = step.manifest
-    windows = []
-    for key, reads in sorted(manifest.earlier_reads.items()):
-        entries = {
-            str(entry.table.name): (index, entry)
-            for index, entry in enumerate(step.tables)
-            if entry.read_in == key and str(entry.table.name) not in step.altered
-        }
-        pieces = pieces_of(step, reads)
-        if pieces is None or not entries:
-            continue
-        log(
-            f"extract_delta: {format_count(len(pieces.links), 'piece')} of the log for {', '.join(entries)}, "
-            "read earlier"
-        )
-        windows.append(
-            Window(
-                f"earlier-pieces-{key}",
-                manifest.begin_of(reads),
-                tuple(
-                    TrackedTable(index, entry.table, manifest.initial, forward=True)
-                    for index, entry in entries.values()
-                ),
-                list,
-                records_of(step, pieces.links),
-                len(pieces.links),
-                {pieces.tables[name]: index for name, (index, _) in entries.items()},
-                {
-                    pieces.tables[name]: manifest.position_in(read[name].upper)
-                    for name, (_, entry) in entries.items()
-                    if entry.table.keyless
-                },
-                images=carried_images(step, pieces, entries),
-            )
-        )
-    return windows
+def _used(source: Source, links: tuple[Link, ...], end: LogEnd) -> tuple[Link, ...]:
+    """Return the pieces up to the end of the reads. The last one may go beyond it: it restores a row that changed only
+    later to the state in which it was read."""
+    beyond = next((number for number, link in enumerate(links, 1) if source.is_before(end, link.end)), None)
+    return links[:beyond]
+
+
+def _by_position(manifest: Manifest, units: Sequence[Unit]) -> UnitsByPosition:
+    """Group the ranges of a table by their positions."""
+    ranges: dict[str, list[ValueRange]] = {}
+    for unit in units:
+        ranges.setdefault(unit.upper, []).append(unit.within)
+    return tuple((manifest.position_in(upper), tuple(own)) for upper, own in ranges.items())
 
 
 def _upper(manifest: Manifest, read: ReadFiles) -> Position | None:
@@ -212,24 +205,23 @@ def check_bases(step: Step) -> None:
     for run_id, base in step.manifest.bases.items():
         check = partial(step.source.check_since, base.identity, step.manifest.start_of(run_id))
         retry("extract_delta: check the source since the last copy", check)
-    for key, reads in step.manifest.earlier_reads.items():
-        if reads.pieces:
+    for one in logs_of(step, [entry for entry in step.tables if entry.basis]):
+        if one.pieces:
             # The run checked the source when it moved, and has recorded the log up to its present position.
             continue
-        start = step.manifest.begin_of(reads)
-        check = partial(step.source.check_since, reads.identity, start)
+        check = partial(step.source.check_since, one.start.facts, one.position)
         try:
             retry("extract_delta: check the source since the earlier reads", check)
         except LogGone as error:
-            names = [str(entry.table.name) for entry in step.tables if entry.read_in == key]
-            if not may_restart(step) or not names or names[0] in step.altered:
+            name = str(one.tables[0].name)
+            if not may_restart(step) or name in step.altered:
                 raise
             # One table suffices: when the run moves, it finds that the log of the others is gone, too.
             what = f"the source no longer has the log since it was read ({error.message})"
-            raise SchemaChanged(what, where=names[0], hint=error.hint) from error
+            raise SchemaChanged(what, where=name, hint=error.hint) from error
     # If touched rows are read again, their log was read beyond the initial position.
-    for kept in by_manifest(step, [entry for entry in step.tables if entry.read_in and entry.at_upper]):
-        kept.check()
+    for one in logs_of(step, [entry for entry in step.tables if entry.basis and entry.at_upper], refresh=True):
+        one.check()
 
 
 def rolled_forward(manifest: Manifest, run_id: str) -> tuple[TrackedTable, ...]:

@@ -9,7 +9,7 @@ from airflow_provider_cdc.core.copies.plan_checks import feeds_gapless
 from airflow_provider_cdc.core.options.run import CHANGES, FAIL, GIVE_UP_PAST, StepOptions
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.errors import CdcError, SchemaChanged
-from airflow_provider_cdc.jobs.restart.earlier_reads import by_manifest
+from airflow_provider_cdc.jobs.log.log import logs_of
 from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.step import Step
 
@@ -84,11 +84,11 @@ def look_for_altered(step: Step, entries: Sequence[RunTable]) -> dict[str, str]:
     ``step.altered`` are not looked at."""
     altered: dict[str, str] = {}
     unaltered = [entry for entry in entries if str(entry.table.name) not in step.altered]
-    for reads in by_manifest(step, unaltered):
+    for one in logs_of(step, unaltered, refresh=True):
         while True:
-            tables = [entry.table for entry in reads.entries if str(entry.table.name) not in altered]
+            tables = [table for table in one.tables if str(table.name) not in altered]
             try:
-                retry("check the tables", partial(reads.source.check_tables, tables))
+                retry("check the tables", partial(one.source.check_tables, tables))
                 break
             except SchemaChanged as error:
                 name = altered_table(step, error)

@@ -20,9 +20,9 @@ from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.run.table_files import table_files
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables import row_bytes
-from airflow_provider_cdc.jobs.consolidate.rewind import RewindOutcome
-from airflow_provider_cdc.jobs.consolidate.touched_rows import BoolArray, has_one_pattern
-from airflow_provider_cdc.jobs.roll_forward.rolled_file import RolledFile
+from airflow_provider_cdc.jobs.apply.rewind import RewindOutcome
+from airflow_provider_cdc.jobs.apply.rolled_file import RolledFile
+from airflow_provider_cdc.jobs.apply.touched_rows import BoolArray, has_one_pattern
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.sources.api.source import Source

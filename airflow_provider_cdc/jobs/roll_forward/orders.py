@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from airflow_provider_cdc.core.run.staging import StagedFile
-from airflow_provider_cdc.jobs.consolidate.rewind import Rewind
-from airflow_provider_cdc.jobs.roll_forward.key_ranges import Range
+from airflow_provider_cdc.jobs.apply.key_ranges import Range
+from airflow_provider_cdc.jobs.apply.rewind import Rewind
 
 
 @dataclass(frozen=True)

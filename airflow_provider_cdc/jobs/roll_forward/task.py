@@ -37,13 +37,14 @@ from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.plain_value import plain_value
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import CopyMismatch, ValueNotRepresentable
+from airflow_provider_cdc.jobs.apply.key_ranges import Range, group_ranges
+from airflow_provider_cdc.jobs.apply.reread_layers import rows_again
+from airflow_provider_cdc.jobs.apply.rewind import DECODED_ROWS, TOUCHED_ROWS, Rewind, RewindOutcome
+from airflow_provider_cdc.jobs.apply.rolled_file import FOREIGN, AlteredFile, RolledFile, base_columns
+from airflow_provider_cdc.jobs.apply.touched_rows import TouchedKeys, has_one_pattern, in_portions, mark
 from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.filter_images import decode_published
 from airflow_provider_cdc.jobs.changes.net_change_files import NetChangeFiles
-from airflow_provider_cdc.jobs.consolidate.reread_layers import rows_again
-from airflow_provider_cdc.jobs.consolidate.rewind import DECODED_ROWS, TOUCHED_ROWS, Rewind, RewindOutcome
-from airflow_provider_cdc.jobs.consolidate.touched_rows import TouchedKeys, has_one_pattern, in_portions, mark
-from airflow_provider_cdc.jobs.roll_forward.key_ranges import Range, group_ranges
 from airflow_provider_cdc.jobs.roll_forward.merge import (
     HELD_BYTES,
     NEW_VERSIONS,
@@ -55,7 +56,6 @@ from airflow_provider_cdc.jobs.roll_forward.merge import (
     sorted_rows,
 )
 from airflow_provider_cdc.jobs.roll_forward.orders import Roll
-from airflow_provider_cdc.jobs.roll_forward.rolled_file import FOREIGN, AlteredFile, RolledFile, base_columns
 from airflow_provider_cdc.jobs.runtime.skipped import reason
 from airflow_provider_cdc.sources.api.source import Source
 

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.core.control.acts import check_not_stopped
 from airflow_provider_cdc.core.run.commit_record import decision_of
 from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT, Manifest, RunTable
-from airflow_provider_cdc.core.run.results import CONSOLIDATE, StepResult
+from airflow_provider_cdc.core.run.results import CONSOLIDATE, Skipped, StepResult
 from airflow_provider_cdc.core.run.run import Run, RunRestarted, is_published
 from airflow_provider_cdc.core.run.staging import Staging
 from airflow_provider_cdc.core.run.table_files import TableFileWriter, table_files
@@ -67,7 +67,7 @@ class Done(Protocol):
 class Step:
     """A step in progress. ``token`` identifies this try. ``altered`` has the tables that were altered while this step
     read them, by name, each with the reason (`jobs.restart`). ``ends`` has, for tables that were read in full, an end
-    of the log after the read (`jobs.snapshot.table_files`)."""
+    of the log after the read (`jobs.reads.table_files`)."""
 
     spark: SparkSession
     run: Run
@@ -83,6 +83,12 @@ class Step:
     @property
     def tables(self) -> tuple[RunTable, ...]:
         return self.manifest.tables
+
+    @property
+    def left_out(self) -> Skipped:
+        """The tables that the run left out when it moved, by name, each with the reason."""
+        names = [str(entry.table.name) for entry in self.tables if entry.left_out]
+        return {name: self.manifest.skipped[name] for name in names}
 
     @property
     def folder(self) -> Storage:

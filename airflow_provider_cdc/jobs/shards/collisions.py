@@ -25,10 +25,10 @@ from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.plain_value import plain_value
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import KeysCollide
-from airflow_provider_cdc.jobs.consolidate.touched_rows import has_one_pattern
-from airflow_provider_cdc.jobs.roll_forward.key_ranges import Bound, Range, group_extent
+from airflow_provider_cdc.jobs.apply.key_ranges import Bound, Range, group_extent
+from airflow_provider_cdc.jobs.apply.rolled_file import RolledFile
+from airflow_provider_cdc.jobs.apply.touched_rows import has_one_pattern
 from airflow_provider_cdc.jobs.roll_forward.plan import base_folders
-from airflow_provider_cdc.jobs.roll_forward.rolled_file import RolledFile
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks

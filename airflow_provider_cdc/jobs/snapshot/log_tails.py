@@ -55,18 +55,13 @@ def open_tails(step: Step, tracked: Sequence[TrackedTable]) -> Iterator[Tails]:
         by_start.setdefault(_start(manifest, tracked_table), []).append(tracked_table)
     with ExitStack() as stack:
         tails = [
-            stack.enter_context(
-                source.follow(start, manifest.earlier_reads[key].identity if key else manifest.identity, tables)
-            )
-            for (key, start), tables in (by_start or {("", manifest.initial): []}).items()
+            stack.enter_context(source.follow(start, manifest.all_starts[key].facts, tables))
+            for (key, start), tables in (by_start or {(manifest.start, manifest.initial): []}).items()
         ]
         yield Tails(tails)
 
 
 def _start(manifest: Manifest, one: TrackedTable) -> tuple[str, Position]:
-    """Return the position from which the log is read for a table. If the table was read under an earlier manifest,
-    also return the key of these reads; otherwise this is empty."""
+    """Return the start of a table, and the position from which the log is read for it."""
     entry = manifest.tables[one.index]
-    if entry.read_in:
-        return entry.read_in, manifest.begin_of(manifest.earlier_reads[entry.read_in])
-    return "", manifest.start_of(entry.base) if entry.base else manifest.initial
+    return entry.start, manifest.start_of(entry.base) if entry.base else manifest.position_of(entry.start)

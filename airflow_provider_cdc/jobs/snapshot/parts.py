@@ -19,6 +19,7 @@ from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.core.tables.value_range import ValueRange
 from airflow_provider_cdc.errors import CopyMismatch, naming
+from airflow_provider_cdc.jobs.runtime.piece_progress import PARTS, PartPiece
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.sources.api.source import Source
@@ -55,6 +56,12 @@ class Part:
         """The values that the part has, if a keyless table is divided by values."""
         first, last = self.chunks[0].within, self.chunks[-1].within
         return None if first is None or last is None else first.up_to(last)
+
+
+def piece_of_part(part: Part, tables: Sequence[RunTable]) -> PartPiece:
+    """Return the piece of work of a part."""
+    expected = sum(chunk.rows for chunk in part.chunks) or tables[part.table].table.rows
+    return PartPiece(f"{PARTS}/{part.name}.json", part.weight, expected or 0)
 
 
 def cut(source: Source, tables: Sequence[RunTable], chunk_rows: int, slots: int) -> list[Part]:

@@ -296,6 +296,11 @@ def _nulled(step: Step, found: Sequence[FoundAgain]) -> list[tuple[str, dict[str
     ]
 
 
+def write_again(run: Run, again: Again) -> str:
+    """Record the rows that were read again. Return the name of the record."""
+    return records.write_named(run.folder, "chunks/again", again)
+
+
 def read_record(run: Run) -> Again:
     """Return the record of the rows that the snapshot step read again.
 

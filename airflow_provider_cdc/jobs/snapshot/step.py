@@ -16,14 +16,22 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.core.options.run import chunk_rows_within
 from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.run.results import SNAPSHOT, SnapshotResult, TableRead
-from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import SourceUnavailable, TerminalError, TransientError
 from airflow_provider_cdc.jobs.control import controller
+from airflow_provider_cdc.jobs.log.log import tidy
+from airflow_provider_cdc.jobs.reads.table_files import (
+    ReadFiles,
+    files_of_bases,
+    nulled_of_bases,
+    undone,
+    with_ends,
+    write_record,
+)
 from airflow_provider_cdc.jobs.restart.altered import look_for_altered, may_restart, note_altered
-from airflow_provider_cdc.jobs.restart.begin_again import restart_run
-from airflow_provider_cdc.jobs.restart.earlier_reads import files_read_earlier, finish_move, nulled_earlier, undone
+from airflow_provider_cdc.jobs.restart.move import restart_run
+from airflow_provider_cdc.jobs.runtime.piece_progress import PARTS, PartPiece, PieceWatch, forget
 from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, log, table
 from airflow_provider_cdc.jobs.runtime.retry import RetryBudget, retry
 from airflow_provider_cdc.jobs.runtime.skipped import add_nulled, check_some_left, log_nulled, log_skipped
@@ -31,9 +39,9 @@ from airflow_provider_cdc.jobs.runtime.source_watch import SourceWatch
 from airflow_provider_cdc.jobs.runtime.step import Plan, Step, run_step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.runtime.verify_files import without_damaged
+from airflow_provider_cdc.jobs.snapshot.ends_of_reads import EndsOfReads
 from airflow_provider_cdc.jobs.snapshot.note_timeline import note_timeline
-from airflow_provider_cdc.jobs.snapshot.parts import Extent, Part, bundle, check_key_order, cut
-from airflow_provider_cdc.jobs.snapshot.piece_progress import PARTS, PartPiece, PieceWatch, forget, piece_of_part
+from airflow_provider_cdc.jobs.snapshot.parts import Extent, Part, bundle, check_key_order, cut, piece_of_part
 from airflow_provider_cdc.jobs.snapshot.read_part import (
     DONE,
     PartRecord,
@@ -42,8 +50,7 @@ from airflow_provider_cdc.jobs.snapshot.read_part import (
     files_by_table,
     tell_wholes,
 )
-from airflow_provider_cdc.jobs.snapshot.reread_passes import SeenRows, read_again
-from airflow_provider_cdc.jobs.snapshot.table_files import FILES, EndsOfReads, ReadFiles, with_ends
+from airflow_provider_cdc.jobs.snapshot.reread_passes import SeenRows, read_again, write_again
 from airflow_provider_cdc.jobs.spool.spooler import pause_spool, spooled
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.source import Source
@@ -69,9 +76,10 @@ def read_tables(step: Step) -> SnapshotResult:
 
     :raises RunRestarted: a table was altered, and the run has a new manifest.
     """
-    finish_move(step)
+    tidy(step)
     for entry in step.tables:
-        check_still(step.source, entry.table)
+        if not entry.left_out:
+            check_still(step.source, entry.table)
     if rolled := sum(bool(entry.base) for entry in step.tables):
         log(f"snapshot: {format_count(rolled, 'table')} rolled forward from the last copies instead of read")
     # If a run reads touched rows again, it does so for all of its tables, including the tables that are rolled forward.
@@ -130,21 +138,21 @@ def read_tables(step: Step) -> SnapshotResult:
             extents[part.table] += done[part.number].extents
     for index, entry in enumerate(step.tables):
         check_key_order(entry.table, extents[index])
-    files = with_ends(step, files_by_table(step.tables, parts, done)) | files_read_earlier(step)
+    files = with_ends(step, files_by_table(step.tables, parts, done)) | files_of_bases(step)
     nulled_now = [(_name(step, part), done[part.number].nulled) for part in parts if part.number in done]
-    nulled = add_nulled([*nulled_earlier(step), *nulled_now])
+    nulled = add_nulled([*nulled_of_bases(step), *nulled_now])
     restarted = step.altered | undone(step, bound)
     if restarted and may_restart(step):
         raise restart_run(step, restarted, _read_in_full(step, parts, done, files), bound, nulled)
 
     skipped = {_name(step, part): done[part.number].refused for part in parts if part.number in done}
-    skipped = {name: why for name, why in skipped.items() if why} | restarted
+    skipped = {name: why for name, why in skipped.items() if why} | restarted | step.left_out
     if seen:
         skipped |= seen.skipped
     check_some_left([name for name in files if name not in skipped], skipped)
     based = {str(entry.table.name) for entry in step.tables if entry.base}
     copied = {name: table_files for name, table_files in files.items() if name not in based and name not in skipped}
-    record = records.write_named(step.folder, FILES, files)
+    record = write_record(step.run, files)
     chunks: Counter[str] = Counter()
     for part in parts:
         chunks[_name(step, part)] += len(part.chunks)
@@ -160,7 +168,7 @@ def read_tables(step: Step) -> SnapshotResult:
         lock_seconds=max((one.lock_seconds for one in done.values()), default=0.0),
         record=record,
         skipped=skipped,
-        again=records.write_named(step.folder, "chunks/again", seen.again) if seen else "",
+        again=write_again(step.run, seen.again) if seen else "",
         keys_again=seen.keys_in_view if seen else 0,
         view_seconds=seen.view_seconds if seen else 0.0,
         incarnation=bound.incarnation,
@@ -233,17 +241,16 @@ def _waits_for_view(step: Step, part: Part) -> bool:
 
 
 def _nothing_read(step: Step) -> SnapshotResult:
-    record = records.write_named(
-        step.folder, "chunks/files", files_by_table(step.tables, [], {}) | files_read_earlier(step)
-    )
+    record = write_record(step.run, files_by_table(step.tables, [], {}) | files_of_bases(step))
     return SnapshotResult(
         snapshot_upper=step.manifest.initial_position,
         log_end=LogEnd(""),
         rows=0,
         tables={},
-        nulled=add_nulled(nulled_earlier(step)),
+        nulled=add_nulled(nulled_of_bases(step)),
         lock_seconds=0.0,
         record=record,
+        skipped=step.left_out,
     )
 
 

@@ -12,101 +12,46 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TypeVar
 
 from airflow_provider_cdc.core.options.run import OFF
-from airflow_provider_cdc.core.positions.facts import Facts
-from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.results import SNAPSHOT
 from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.core.run.spool_chain import SPOOL, Link, reaching
-from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.counted import format_count
-from airflow_provider_cdc.errors import LogGone, TransientError
-from airflow_provider_cdc.jobs.changes import net_change_files
+from airflow_provider_cdc.errors import TransientError
 from airflow_provider_cdc.jobs.control.controller import check_interrupts
-from airflow_provider_cdc.jobs.extract_delta.read_segment import ReadSegment, SegmentRecord
+from airflow_provider_cdc.jobs.log.log import NAME, RunLog, logs_of
 from airflow_provider_cdc.jobs.runtime.progress import log
-from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.step import Step
-from airflow_provider_cdc.jobs.spool.kept_pieces import Piece, last_piece_of, pieces_of, tracked_for, tracked_table
-from airflow_provider_cdc.sources.api.log import AT_START, Start
 from airflow_provider_cdc.sources.api.source import Source
-from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable, UpperBound
-
-# The stretches of log that a run spools: one for the present manifest, and one for each earlier manifest with reads
-# that still count.
-#
-# The present manifest needs the log from its position up to the end of the reads. The earlier reads need no more log at
-# this position. But the run may move to a later position once more, and then they need the log up to there. So their
-# log is recorded, too, from the position of the present manifest on.
 
 
 @dataclass
 class Line:
-    """A stretch of log that is spooled, and its pieces.
+    """The log since one start, as the spool reads it. ``last`` is the time of the last piece, and ``obstacle`` the
+    reason why the log cannot be read now."""
 
-    ``key`` is the key of the earlier reads (`PieceTaken.line`). ``source`` is the source as of the manifest of the
-    reads, which has the position ``initial``. ``begins`` is the piece after which the chain begins; None: the chain
-    begins at ``initial``. ``identity`` returns what the checks of
-    the source expect. ``tracked`` returns the tables of a piece with this bound. ``last`` is the time of the last
-    piece. ``obstacle`` is the reason why the log cannot be read now.
-    """
-
-    key: str
-    run: Run
-    source: Source
-    initial: Position
-    begins: Link | None
-    identity: Callable[[], Facts]
-    tracked: Callable[[Position], tuple[TrackedTable, ...]]
+    log: RunLog
     last: float = field(default_factory=time.monotonic)
     obstacle: str = ""
 
-    def refresh(self) -> Link | None:
-        """Return the last recorded piece; None: there is none."""
-        links = self.run.pieces(self.key)
-        return links[-1] if links else self.begins
+    @property
+    def source(self) -> Source:
+        return self.log.source
 
 
-def present_line(step: Step) -> Line:
-    """Return the line of the tables that are read under the present manifest."""
-    return Line(
-        "",
-        step.run,
-        step.source,
-        step.manifest.initial,
-        None,
-        step.run.expected_identity,
-        lambda upper: tracked_for(step.manifest, upper),
-    )
+def lines_of(step: Step) -> list[Line]:
+    """Return the lines that an attempt spools: that of the present position first.
 
-
-def earlier_lines(step: Step) -> list[Line]:
-    """Return the lines of the tables that were read under earlier manifests, if their log was recorded so far."""
-    return [line for key in sorted(step.manifest.earlier_reads) if (line := _earlier_line(step, key)) is not None]
-
-
-def _earlier_line(step: Step, key: str) -> Line | None:
-    reads = step.manifest.earlier_reads[key]
-    pieces = pieces_of(step, reads)
-    if pieces is None:
-        return None
-    initial = step.manifest.begin_of(reads)
-    tables = [entry.table for entry in step.tables if entry.read_in == key]
-
-    def identity() -> Facts:
-        return reaching(reads.identity, last_piece_of(step, key) or pieces.links[-1])
-
-    def tracked(upper: Position) -> tuple[TrackedTable, ...]:
-        return tuple(tracked_table(pieces.tables[str(table.name)], table, upper) for table in tables)
-
-    return Line(key, step.run, step.source.of_run(identity(), initial), initial, pieces.links[-1], identity, tracked)
+    The reads from earlier starts need no more log at this position. But the run may move to a later position once more,
+    and then they need the log up to there.
+    """
+    spooled = [entry for entry in step.tables if entry.is_read or entry.basis]
+    logs = [one for one in logs_of(step, spooled) if one.id == step.manifest.start or one.pieces]
+    return [Line(one) for one in sorted(logs, key=lambda one: (one.id != step.manifest.start, one.id))]
 
 
 # Decides whether a run spools its log.
@@ -132,7 +77,6 @@ def why_not(step: Step) -> str:
     return ""
 
 
-NAME = "spool"
 LOOK_SECONDS = 30.0
 """How often the spool looks whether a piece is due. A shorter run does not spool."""
 PIECE_BYTES = 64 * 2**20
@@ -145,9 +89,6 @@ QUIET_SECONDS = 600.0
 FINISH_SECONDS = 120.0
 """How long the end of the reads waits for a piece of several log files. Such a piece is long: the position of the run
 is in the past, or the run was paused. The spool reads it in one thread."""
-EARLIER_BYTES = 4 * 2**30
-"""The most log before the window that is searched for prepared transactions."""
-
 _JOIN_SECONDS = 0.5
 Result = TypeVar("Result")
 _running: dict[str, Spooler] = {}
@@ -158,9 +99,7 @@ class Spooler:
 
     def __init__(self, step: Step) -> None:
         self._step = step
-        self._source = step.source
-        self.lines = [present_line(step), *earlier_lines(step)]
-        self._token = uuid.uuid4().hex
+        self.lines = lines_of(step)
         self._closed = threading.Event()
         self._bounding = threading.Lock()
         self._several_files = False
@@ -203,21 +142,21 @@ class Spooler:
 
     def poll(self) -> None:
         """Read and record the pieces that are due."""
-        own, *earlier = self.lines
-        self._look_at(own)
-        for line in earlier:
+        for line in [*self.lines]:
             try:
                 self._look_at(line)
             except TransientError:
                 raise
             except Exception as error:
+                if line.log.id == self._step.manifest.start:
+                    raise
                 # This log is needed only if the run moves once more. Then the rest of the log is searched.
                 log(f"spool: no more log is recorded for tables that were read earlier: {_described(error)}")
                 self.lines.remove(line)
 
     def _look_at(self, line: Line) -> None:
-        source, last = line.source, line.refresh()
-        waiting = source.waiting(line.initial, line.identity(), last.end if last is not None else AT_START)
+        one = line.log.refreshed()
+        waiting = line.source.waiting(one.position, one.identity, one.end)
         if waiting.obstacle != line.obstacle and (obstacle := waiting.obstacle):
             log(f"spool: no piece for now: {obstacle}")
         line.obstacle = waiting.obstacle
@@ -233,95 +172,32 @@ class Spooler:
         """Read the log up to its present end, and record it as a piece. Return whether this attempt recorded a
         piece.
 
-        :param line: None: the line of the present manifest.
+        :param line: None: the line of the present position.
         """
-        step, source, line = self._step, self._source, line or self.lines[0]
-        last = line.refresh()
-        prepared = source.prepared_now() if last is None else set()
+        step, line = self._step, line or self.lines[0]
+        one = line.log.refreshed()
+        prepared = step.source.prepared_now() if not one.pieces else set()
         with self._bounding:
             if self._closed.is_set():
                 return False
-            bound = source.bound_reads()
+            bound = step.source.bound_reads()
         current = Run.load(step.folder)
         if current.digest != step.run.digest or current.ended or SNAPSHOT in current.steps:
             # The run began anew, or another attempt has ended the reads. More pieces would be of no use.
             self._closed.set()
             return False
-        return self._piece(line, bound, last, prepared)
-
-    def _piece(self, line: Line, bound: UpperBound, last: Link | None, prepared: set[str] | None) -> bool:
-        step, source, initial, identity = self._step, line.source, line.initial, line.identity()
-        if last is None:
-            began = source.incarnation_at(identity)
-            restarts = int(bool(began) and began != bound.incarnation)
-            segments = source.segments(Start(initial, identity), AT_START, bound.log_end)
-        else:
-            restarts = last.restarts
-            if bound.incarnation != last.incarnation:
-                source.check_joined(last.start, last.end, initial, identity)
-                restarts += 1
-            segments = source.segments(Start(initial, identity), last.end, bound.log_end, number=last.next_segment)
+        segments = one.segments_to(line.source, bound)
         self._several_files = any(segment.also for segment in segments)
-        tracked = line.tracked(bound.upper)
-        known = source.note_tables(bound.log_end, [one.table for one in tracked])
-        work = self._reader(line, tracked)
-        read = [work.read(segment) for segment in segments]
-        earlier = self._prepared_earlier(work, read, prepared) if last is None else []
-        record = records.write_named(step.folder, f"{SPOOL}/piece", Piece((*earlier, *read)))
-        link = Link(
-            number=len(line.run.pieces(line.key)) + 1,
-            token=self._token,
-            start=last.end if last else AT_START,
-            end=bound.log_end,
-            upper=str(bound.upper),
-            incarnation=bound.incarnation,
-            restarts=restarts,
-            next_segment=max(segment.number for segment in segments) + 1,
-            record=record,
-            known=known,
-        )
-        recorded = line.run.take_piece(line.key, link)
+        link, images = one.read_on(line.source, bound, segments, step.run.generation, prepared)
+        recorded = step.run.take_piece(one.id, link)
         line.last = time.monotonic()
         if recorded:
-            images = sum(one.summary.row_images for one in read)
             size = sum(segment.bytes for segment in segments)
             log(f"spool: piece {link.number}: {format_count(images, 'row image')} in {size / 2**20:,.1f} MiB of log")
-        if len(links := line.run.pieces(line.key)) > 1:
+        if len(links := step.run.pieces(one.id)) > 1:
             # The end of the last piece but one: a server that is set back is detected by the marks in the last piece.
-            source.acknowledge(identity, links[-2].end)
+            step.source.acknowledge(one.start.facts, links[-2].end)
         return recorded
-
-    def _reader(self, line: Line, tracked: tuple[TrackedTable, ...]) -> ReadSegment:
-        step = self._step
-        keyless = tuple(one.index for one in tracked if one.table.keyless)
-        # A piece leaves out no table. It has more images than `extract_delta` decodes, so a value that no Arrow type
-        # can hold ends the spool, and `extract_delta` decides whether this value matters.
-        return ReadSegment(step.staging, NAME, line.source, NAME, line.initial, tracked, events=keyless)
-
-    def _prepared_earlier(
-        self, work: ReadSegment, read: list[SegmentRecord], prepared: set[str] | None
-    ) -> list[SegmentRecord]:
-        """Read the log before the window in which transactions were prepared that had not ended. Later, the server may
-        have removed it.
-
-        :param prepared: the transactions that were prepared before the piece was bounded. None: unknown.
-        """
-        source = self._source
-        if prepared is None:
-            log("spool: this user may not run XA RECOVER, so earlier log is searched only if it is needed later")
-        _, unmatched = net_change_files.match_prepared([one.summary for one in read])
-        wanted = (prepared or set()) | {*unmatched}
-        wanted -= {xid for one in read for xid in one.summary.prepared}
-        earlier: list[SegmentRecord] = []
-        size = 0
-        while wanted and size < EARLIER_BYTES:
-            first: LogSegment = (earlier or read)[0].summary.segment
-            if not (segments := source.segments_before(first, 1)):
-                break
-            earlier = [work.read(segment) for segment in segments] + earlier
-            size += sum(segment.bytes for segment in segments)
-            wanted -= {xid for one in earlier for xid in one.summary.prepared}
-        return earlier
 
 
 def _described(error: Exception) -> str:
@@ -364,17 +240,6 @@ def end_spool(step: Step) -> None:
     and would let log go that the new manifest may need."""
     if (spooler := _running.get(step.token)) is not None:
         spooler.close(wait=True)
-
-
-def has_let_log_go(step: Step) -> bool:
-    """Return whether the source no longer has the log since the initial position. It may have removed the log behind
-    the recorded pieces. Call `end_spool` first."""
-    try:
-        check = partial(step.source.check_identity, step.manifest.identity, step.manifest.initial)
-        retry("check whether the source still has the log since the initial position", check)
-    except LogGone:
-        return True
-    return False
 
 
 def pause_spool(step: Step) -> None:

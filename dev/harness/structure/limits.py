@@ -19,7 +19,7 @@ LONGER: Mapping[str, int] = {"tests/models/engine_model.py": 850}
 MORE_IMPORTS: Mapping[str, int] = {
     "jobs.consolidate.step": 35,
     "jobs.extract_delta.step": 30,
-    "jobs.restart.begin_again": 27,
+    "jobs.restart.move": 27,
     "jobs.roll_forward.plan": 21,
     "jobs.roll_forward.task": 22,
     "jobs.runtime.step": 21,

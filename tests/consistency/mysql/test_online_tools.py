@@ -88,7 +88,7 @@ def _check(
         return
     assert found["position"] != initial
     assert [list(restart.tables) for restart in manifest.restarts] == [[f"{schema}.{table}"]]
-    assert [entry.table.name.name for entry in manifest.tables if not entry.read_in] == [table]
+    assert [entry.table.name.name for entry in manifest.tables if not entry.basis] == [table]
 
 
 @pytest.mark.parametrize(

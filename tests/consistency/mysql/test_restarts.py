@@ -19,7 +19,7 @@ from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.run.manifest import InitialPoint
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import SchemaChanged
-from airflow_provider_cdc.jobs.restart import begin_again
+from airflow_provider_cdc.jobs.restart import move
 from airflow_provider_cdc.sources.planning.point import record_point
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
@@ -122,13 +122,13 @@ def test_altered_tables_are_those_of_the_moved_position(
     replayed.check(found["published"], found["position"])
     if during != DURING[2]:
         assert found["position"] != initial, "the position did not move"
-        kept = {str(entry.table.name) for entry in manifest.tables if entry.read_in}
+        kept = [entry for entry in manifest.tables if entry.basis]
         assert kept, "no table was kept"
         if spools and during == DURING[0]:
             # The log of a carried read is always that of the server.
-            kept_reads = [reads for reads in manifest.earlier_reads.values() if not reads.altered]
-            assert kept_reads, "no read was kept as it is"
-            assert all(reads.pieces for reads in kept_reads), "the pieces were not used"
+            starts = {entry.start for entry in kept if entry.basis and entry.basis.table is None}
+            assert starts, "no read was kept as it is"
+            assert all(Run.load(run.run).pieces(start) for start in starts), "the pieces were not used"
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def test_the_new_position_contains_what_earlier_reads_saw(
         # The server shows a transaction to readers before it counts it as executed.
         return replace(point, position=GtidSet.parse(initial)) if len(points) == 1 else point
 
-    monkeypatch.setattr(begin_again, "record_point", late)
+    monkeypatch.setattr(move, "record_point", late)
     act_during(run, DURING[0], lambda: _alter(mysql, two_tables, ("TRUNCATE TABLE orders",)), monkeypatch)
     run.finish()
     assert len(points) == 2
@@ -225,7 +225,7 @@ def test_earlier_reads_do_not_count_after_a_restart(
     run.snapshot()
     manifest = Run.load(run.run).manifest
     assert [list(restart.tables) for restart in manifest.restarts] == [["shop.a"], ["shop.b"]]
-    assert not manifest.earlier_reads or all(entry.table.name.name == "a" for entry in manifest.tables if entry.read_in)
+    assert all(entry.table.name.name == "a" for entry in manifest.tables if entry.basis)
     run.extract_delta()
     run.consolidate()
     assert _rows(run, "shop.b") == {1: ()}

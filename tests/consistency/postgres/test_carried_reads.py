@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.run.manifest import InitialPoint
 from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.jobs.restart import begin_again
+from airflow_provider_cdc.jobs.restart import move
 from airflow_provider_cdc.sources.planning.point import record_point
 from airflow_provider_cdc.sources.postgres.source import PostgresSource
 from harness.pipeline import Pipeline, published, settings_of
@@ -151,7 +151,7 @@ def test_rows_that_were_read_are_carried_over_schema_changes(
         return point
 
     monkeypatch.setattr(PostgresSource, "ends_of_reads", noted)
-    monkeypatch.setattr(begin_again, "record_point", moved)
+    monkeypatch.setattr(move, "record_point", moved)
     with monkeypatch.context() as patch:
         act_during(run, DURING[0], first, patch)
         act_during(run, DURING[1], second, patch)
@@ -169,7 +169,8 @@ def test_rows_that_were_read_are_carried_over_schema_changes(
     ]
     assert {name.partition(".")[2] for name in restarts[0].carried} == carried
     assert {name.partition(".")[2] for name in restarts[1].carried} == {"orders"}
-    assert {bool(reads.pieces) for reads in loaded.manifest.earlier_reads.values() if reads.altered} == {spools}
+    starts = {entry.start for entry in loaded.manifest.tables if entry.basis and entry.basis.table}
+    assert {bool(loaded.pieces(start)) for start in starts} == {spools}
     for table, rows in wanted.items():
         columns, copied = published(run.found["consolidate"]["published"][f"{tables}.{table}"])
         assert columns == _columns(primary, tables, table)

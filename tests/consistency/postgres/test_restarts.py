@@ -162,9 +162,9 @@ def test_altered_tables_are_those_of_the_moved_position(
             assert_same_rows(f"seed {seed}, {table} at {position}", copied, truth)
     if during != DURING[2]:
         assert position != initial, "the position did not move"
-        assert any(entry.read_in for entry in manifest.tables), "no table was kept"
+        assert any(entry.basis for entry in manifest.tables), "no table was kept"
         if spools and during == DURING[0]:
-            assert all(reads.pieces for reads in manifest.earlier_reads.values()), "the pieces were not used"
+            assert all(Run.load(run.run).pieces(start) for start in manifest.starts), "the pieces were not used"
     primary.query(f"DROP SCHEMA {schema} CASCADE")
 
 
@@ -208,7 +208,7 @@ def test_tables_stay_read_in_each_restart(
     run.finish()
     manifest = Run.load(run.run).manifest
     assert [list(restart.tables) for restart in manifest.restarts] == [[f"{schema}.orders"]] * 2
-    assert {entry.table.name.name: entry.read_in for entry in manifest.tables if entry.read_in} == {
+    assert {entry.table.name.name: entry.start for entry in manifest.tables if entry.basis} == {
         "visits": "1",
         "guests": "1",
     }
@@ -251,13 +251,13 @@ def test_a_run_that_lost_the_slot_of_earlier_reads_begins_anew(
     run.record()
     act_during(run, DURING[0], lambda: _alter(primary, schema, ("TRUNCATE orders",)), monkeypatch)
     run.snapshot()
-    (reads,) = Run.load(run.run).manifest.earlier_reads.values()
-    primary.query(f"SELECT pg_drop_replication_slot('{reads.identity.slot}')")
+    (start,) = Run.load(run.run).manifest.starts.values()
+    primary.query(f"SELECT pg_drop_replication_slot('{start.facts.slot}')")
     with pytest.raises(LogGone, match="clear the task `lock_and_record`"):
         run.extract_delta()
     run.record()
     run.finish()
-    assert not Run.load(run.run).manifest.earlier_reads
+    assert not Run.load(run.run).manifest.starts
     _check_present_rows(run, primary)
 
 

@@ -27,7 +27,7 @@ from airflow_provider_cdc.core.run.ledger import (
     ReadsEnded,
     State,
 )
-from airflow_provider_cdc.core.run.manifest import Manifest, RunTable
+from airflow_provider_cdc.core.run.manifest import Manifest, RunStart, RunTable
 from airflow_provider_cdc.core.run.results import DeltaResult
 from airflow_provider_cdc.core.run.run import Run, RunRestarted
 from airflow_provider_cdc.core.run.spool_chain import Link
@@ -57,7 +57,7 @@ def manifest(lake: Storage) -> Manifest:
 
 
 BEGUN, MOVED = Begun(manifest_of(Storage("file:///lake"))), Moved(manifest_of(Storage("file:///lake")))
-PIECE, READ = PieceTaken("", piece(1, "", "5")), ReadsEnded(snapshot_result())
+PIECE, READ = PieceTaken("1", piece(1, "", "5")), ReadsEnded(snapshot_result())
 DELTA, FILES = Extracted(delta_result()), FilesCommitted("files", "try")
 PUBLISHED, ENDED = CopiesPublished(consolidate_result()), Ended("stopped")
 ALL: tuple[Entry, ...] = (BEGUN, MOVED, PIECE, READ, DELTA, FILES, PUBLISHED, ENDED)
@@ -150,7 +150,7 @@ def test_a_net_change_from_before_a_move_does_not_count(manifest: Manifest, fold
     slow, quick = Run.load(folder), Run.load(folder)
     later = replace(manifest, initial_position="a:9")
     if since == "moved":
-        assert quick.move(later)
+        assert quick.move(later, {})
     if since == "ended":
         assert quick.end("clean-up").ended is not None
     if since != "moved":
@@ -171,9 +171,9 @@ def test_a_run_does_not_move_from_a_state_that_is_no_longer_the_present_one(
     Run.create(manifest)
     mine, other = Run.load(folder), Run.load(folder)
     assert other.take_piece("", piece(1, "", "5"))
-    assert not mine.move(replace(manifest, initial_position="a:3"))
+    assert not mine.move(replace(manifest, initial_position="a:3"), {})
     mine.refresh()
-    assert mine.move(replace(manifest, initial_position="a:9"))
+    assert mine.move(replace(manifest, initial_position="a:9"), {})
     moved = Run.load(folder)
     assert (moved.manifest.initial_position, moved.generation, moved.pieces()) == ("a:9", 2, ())
     assert not other.take_piece("", piece(2, "5", "7"))
@@ -181,16 +181,35 @@ def test_a_run_does_not_move_from_a_state_that_is_no_longer_the_present_one(
         other.refresh()
 
 
-def test_the_pieces_of_a_line_join_and_other_entries_do_not_part_them(manifest: Manifest, folder: Storage) -> None:
+def test_the_last_piece_of_each_start_is_part_of_the_move(manifest: Manifest, folder: Storage) -> None:
+    """No piece has changes from both sides of the position. So the log since a start without pieces is read late."""
+    Run.create(manifest)
+    run = Run.load(folder)
+    assert run.take_piece("1", piece(1, "", "5"))
+    first = RunStart(manifest.initial_position, manifest.identity)
+    later = replace(manifest, initial_position="a:9", start="2", starts={"1": first})
+    run.refresh()
+    assert not run.move(later, {"1": piece(2, "6", "9")}), "it does not join"
+    assert run.move(later, {"1": piece(2, "5", "9")})
+    moved = Run.load(folder)
+    assert ([link.end for link in moved.pieces("1")], moved.state.before) == (["5", "9"], {"1": 2})
+    assert moved.take_piece("1", piece(3, "9", "10"))
+    moved.refresh()
+    assert moved.move(replace(later, start="3", starts={"1": first, "2": first}), {})
+    moved = Run.load(folder)
+    assert moved.state.before == {"1": 3, "2": 0}
+    assert not moved.take_piece("2", piece(1, "", "5"))
+    assert moved.take_piece("3", piece(1, "", "5"))
+
+
+def test_the_pieces_of_a_start_join_and_other_entries_do_not_part_them(manifest: Manifest, folder: Storage) -> None:
     Run.create(manifest)
     one, two = Run.load(folder), Run.load(folder)
     assert one.take_piece("", piece(1, "", "5", "one"))
     assert not two.take_piece("", piece(1, "", "7", "two"))
-    assert two.take_piece("1", piece(1, "3", "4", "two"))
     assert not two.take_piece("", piece(2, "7", "9", "two")), "it does not begin where the last piece ends"
     assert one.take_piece("", piece(2, "5", "9", "one"))
     assert [link.end for link in two.pieces()] == ["5", "9"]
-    assert [link.end for link in one.pieces("1")] == ["4"]
     # The result rests on the manifest and the steps. Pieces that were recorded meanwhile do not void it.
     assert two.state.pieces == {}
     two.finish_step("snapshot", snapshot_result(1))
@@ -223,10 +242,10 @@ def test_an_entry_counts_although_the_answer_of_the_store_is_lost(
     with monkeypatch.context() as patch:
         patch.setattr(Storage, "create_json", lost)
         if answer == "taken":
-            assert run.move(later), "an attempt that does not know that it has moved the run drops the new slot"
+            assert run.move(later, {}), "an attempt that does not know that it has moved the run drops the new slot"
         else:
             with pytest.raises(StorageUnavailable):
-                run.move(later)
+                run.move(later, {})
     assert Run.load(folder).manifest == later
 
 
@@ -257,10 +276,10 @@ def test_a_long_ledger_is_read_once(manifest: Manifest, folder: Storage, monkeyp
         return read(storage, name)
 
     monkeypatch.setattr(Storage, "read_json", counted)
-    assert len(ledger.state().pieces[""]) == 30
+    assert len(ledger.state().pieces["1"]) == 30
     assert len(names) == len({*names}) == 32
     names.clear()
-    assert len(ledger.state().pieces[""]) == 30
+    assert len(ledger.state().pieces["1"]) == 30
     assert len(names) == 2, "the first entry, and the next one, which does not exist"
     # A store may not list new entries yet.
     monkeypatch.setattr(Storage, "files", lambda *arguments: [])

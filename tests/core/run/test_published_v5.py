@@ -59,7 +59,7 @@ def test_a_published_run_is_the_same_as_it_was(
     assert old.digest == digest(
         json.loads(sorted(Path(folder.path()).glob("manifest*.json"))[-(number == 1)].read_text())
     )
-    assert not old.move(manifest)
+    assert not old.move(manifest, {})
     with pytest.raises(RunRestarted):
         Run.create(manifest, after=old)
     remove_state(folder)

@@ -155,7 +155,7 @@ def test_a_run_that_was_ended_does_not_go_on_by_itself(manifest: Manifest, folde
     assert run.end("stopped").ended is not None
     assert (run.ended, is_over(run), is_over(Run.load(folder))) == (True, True, True)
     later = replace(manifest, initial_position="a:11")
-    assert not unaware.move(later)
+    assert not unaware.move(later, {})
     with pytest.raises(RunRestarted):
         Run.create(later, after=unaware)
     with pytest.raises(RunRestarted):
@@ -174,7 +174,7 @@ def test_what_is_committed_is_neither_begun_anew_nor_ended(manifest: Manifest, f
         Run.create(replace(manifest, initial_position="a:9"), after=Run.load(folder))
     anew = Run.load(folder)
     assert (anew.manifest.initial_position, anew.committed) == ("a:1", True)
-    assert not anew.move(replace(manifest, initial_position="a:9"))
+    assert not anew.move(replace(manifest, initial_position="a:9"), {})
     assert anew.end("stopped").ended is None
     # A second commit does not count.
     assert Run.load(folder).record_commit("commit/files-1.json", "b").token == "a"

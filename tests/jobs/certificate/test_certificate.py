@@ -17,8 +17,8 @@ from airflow_provider_cdc.core.run.commit_record import decision_of
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import CopyMismatch
+from airflow_provider_cdc.jobs.apply.rolled_file import RolledFile
 from airflow_provider_cdc.jobs.roll_forward import task
-from airflow_provider_cdc.jobs.roll_forward.rolled_file import RolledFile
 from airflow_provider_cdc.jobs.roll_forward.task import IncomingRows
 from airflow_provider_cdc.report.certificates import certificate_page
 from airflow_provider_cdc.report.page import to_markdown

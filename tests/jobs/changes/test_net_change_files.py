@@ -14,7 +14,7 @@ from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.tables import net_change, row_bytes
 from airflow_provider_cdc.errors import ManifestError
 from airflow_provider_cdc.jobs.changes import net_change_files
-from airflow_provider_cdc.jobs.extract_delta.read_segment import SegmentRecord
+from airflow_provider_cdc.jobs.log.read_segment import SegmentRecord
 from airflow_provider_cdc.sources.api.window import BUCKETS, DELTA_SCHEMA, LogSegment, SegmentSummary
 from tests.seeds import examples
 

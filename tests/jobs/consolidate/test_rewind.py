@@ -27,11 +27,11 @@ from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.net_change import bring_counts
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import CopyMismatch
+from airflow_provider_cdc.jobs.apply import rewind
+from airflow_provider_cdc.jobs.apply import touched_rows as touched
+from airflow_provider_cdc.jobs.apply.touched_rows import MarkedFile
 from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.net_change_files import NetChangeFiles
-from airflow_provider_cdc.jobs.consolidate import rewind
-from airflow_provider_cdc.jobs.consolidate import touched_rows as touched
-from airflow_provider_cdc.jobs.consolidate.touched_rows import MarkedFile
 from tests.seeds import examples
 
 EPOCH = dt.datetime(1970, 1, 1)

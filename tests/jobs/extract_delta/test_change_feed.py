@@ -19,7 +19,6 @@ from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import ChangesMissing, DecodeError, FileDamaged
 from airflow_provider_cdc.jobs.extract_delta import change_feed
 from airflow_provider_cdc.jobs.extract_delta.change_feed import GroupCount, Slice, slices_of
-from airflow_provider_cdc.jobs.extract_delta.read_segment import SegmentRecord
 from airflow_provider_cdc.jobs.extract_delta.window_changes import (
     ChangeRowGroup,
     ChangeSlice,
@@ -28,6 +27,7 @@ from airflow_provider_cdc.jobs.extract_delta.window_changes import (
     window_changes,
 )
 from airflow_provider_cdc.jobs.extract_delta.window_changes import read_changes as read_windows
+from airflow_provider_cdc.jobs.log.read_segment import SegmentRecord
 from airflow_provider_cdc.lake import open_dataset, read_changes
 from airflow_provider_cdc.sources.api.window import Committed, LogSegment, SegmentSummary
 from tests.format_5 import to_format_5

@@ -21,10 +21,10 @@ from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
 from airflow_provider_cdc.errors import CopyMismatch, FileDamaged, ManifestError
+from airflow_provider_cdc.jobs.apply import touched_rows
 from airflow_provider_cdc.jobs.begin import initial_position
 from airflow_provider_cdc.jobs.begin.base_selection import choose
 from airflow_provider_cdc.jobs.certificate import build
-from airflow_provider_cdc.jobs.consolidate import touched_rows
 from airflow_provider_cdc.jobs.roll_forward import merge as images
 from airflow_provider_cdc.jobs.roll_forward import plan as forward
 from airflow_provider_cdc.jobs.roll_forward import task as roll

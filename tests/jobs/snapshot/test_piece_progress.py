@@ -12,19 +12,18 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.jobs.extract_delta.windows import BACK
-from airflow_provider_cdc.jobs.snapshot import piece_progress as module
-from airflow_provider_cdc.jobs.snapshot.parts import Part
-from airflow_provider_cdc.jobs.snapshot.piece_progress import (
+from airflow_provider_cdc.jobs.runtime import piece_progress as module
+from airflow_provider_cdc.jobs.runtime.piece_progress import (
     LARGE_BYTES,
     PARTS,
     PartPiece,
     PieceWatch,
     UnderWay,
     forget,
-    piece_of_part,
     piece_of_segment,
     under_way,
 )
+from airflow_provider_cdc.jobs.snapshot.parts import Part, piece_of_part
 from airflow_provider_cdc.sources.api.window import LogSegment
 from tests.jobs.conftest import MakeRunner
 from tests.jobs.history_source import HistorySource, random_history

@@ -19,7 +19,6 @@ from airflow_provider_cdc.jobs.runtime import verify_files
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.snapshot import parts
 from airflow_provider_cdc.jobs.snapshot import step as snapshot
-from airflow_provider_cdc.jobs.spool import adopt
 from airflow_provider_cdc.jobs.spool.spooler import Spooler
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from harness.mysql_server import MysqlServer
@@ -48,7 +47,7 @@ class SpooledRun:
         options = {"chunk_rows": 10} | options
         self.pipeline = Pipeline(spark, settings_of(server), folder.as_uri(), ["shop.*"], **options)
         monkeypatch.setattr(parts, "SMALLEST_PART_BYTES", 1)
-        for module in (snapshot, extract_delta, consolidate, verify_files, adopt):
+        for module in (snapshot, extract_delta, consolidate, verify_files):
             monkeypatch.setattr(module, "run_tasks", self._run_tasks)
         self.pipeline.record()
         self.manifest = Run.load(self.pipeline.run).manifest

@@ -14,7 +14,7 @@ from airflow_provider_cdc.core.run.manifest import InitialPoint
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.jobs.certificate import build
-from airflow_provider_cdc.jobs.restart import begin_again
+from airflow_provider_cdc.jobs.restart import move
 from airflow_provider_cdc.jobs.roll_forward import merge, plan
 from airflow_provider_cdc.sources.mysql.source import MysqlSource
 from harness.mysql_server import MysqlServer
@@ -111,11 +111,11 @@ def test_a_statement_that_was_explained_explains_no_later_change(
         record_point = run.record_point
 
         def right_before(*arguments: Any) -> InitialPoint:
-            monkeypatch.setattr(begin_again, "record_point", record_point)
+            monkeypatch.setattr(move, "record_point", record_point)
             unlogged(server, "TRUNCATE TABLE shop.events")
             return record_point(*arguments)
 
-        monkeypatch.setattr(begin_again, "record_point", right_before)
+        monkeypatch.setattr(move, "record_point", right_before)
 
     def second() -> None:
         run.change()

@@ -14,9 +14,10 @@ import pytest
 from airflow_provider_cdc.core.options.lake import LakeOptions
 from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.jobs.restart import begin_again
 from airflow_provider_cdc.jobs.runtime import source_watch
-from airflow_provider_cdc.jobs.snapshot import table_files
+from airflow_provider_cdc.jobs.runtime.step import Step
+from airflow_provider_cdc.jobs.snapshot import ends_of_reads
+from airflow_provider_cdc.jobs.snapshot import step as snapshot
 from airflow_provider_cdc.sources.mysql.log import replaced
 from airflow_provider_cdc.sources.mysql.tables import identity
 from harness.lake_readers import iceberg_rows
@@ -163,7 +164,7 @@ def test_an_attempt_is_killed_after_the_move(
     run.last.insert(0, lambda: prepare(mysql_server, "late", "INSERT INTO shop.visits VALUES (-1, 'late')"))
 
     with monkeypatch.context() as patch:
-        patch.setattr(begin_again, "acknowledge", die)
+        patch.setattr(snapshot, "tidy", die_after_the_move)
         with pytest.raises(Died):
             run.pipeline.snapshot()
     assert Run.load(run.pipeline.run).generation == 2
@@ -178,8 +179,9 @@ class Died(BaseException):
     """Ends an attempt, as the end of its process does: no handler of errors sees it."""
 
 
-def die(*arguments: Any) -> None:
-    raise Died
+def die_after_the_move(step: Step) -> None:
+    if step.manifest.restarts:
+        raise Died
 
 
 class AtOnce:
@@ -199,7 +201,7 @@ def test_the_check_of_each_minute_finds_a_table_that_was_read(
     """The other tables are still read. The finished read is carried."""
     run = CarriedRun(mysql_server, tmp_path, monkeypatch)
     monkeypatch.setattr(source_watch, "WATCH_SECONDS", 0.0)
-    monkeypatch.setattr(table_files, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(ends_of_reads, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(source_watch, "threading", SimpleNamespace(Thread=AtOnce))
     monkeypatch.setattr(run.random, "sample", lambda numbers, count: sorted(numbers, key=last_visits))
     rounds: list[int] = []
@@ -239,7 +241,7 @@ def test_a_later_attempt_drops_what_a_killed_attempt_kept_on_the_server(
 
     run.acts = {1: [run.spool if spools else run.change] * 3 + [act]}
     with monkeypatch.context() as patch:
-        patch.setattr(begin_again, "acknowledge", die)
+        patch.setattr(snapshot, "tidy", die_after_the_move)
         with pytest.raises(Died):
             run.pipeline.snapshot()
     assert run.present.restarts

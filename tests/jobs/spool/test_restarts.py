@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ import pytest
 from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.run.manifest import InitialPoint, Manifest
 from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.jobs.restart import begin_again
+from airflow_provider_cdc.core.run.spool_chain import Link
+from airflow_provider_cdc.jobs.restart import move
 from airflow_provider_cdc.sources.planning.point import record_point
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer
@@ -46,7 +47,7 @@ class RestartedRun(SpooledRun):
         self.acts: dict[int, list[Callable[[], None]]] = {}
         self.between = self._act
         self.points: list[InitialPoint] = []
-        monkeypatch.setattr(begin_again, "record_point", self.record_point)
+        monkeypatch.setattr(move, "record_point", self.record_point)
 
     def _act(self) -> None:
         acts = self.acts.get(Run.load(self.pipeline.run).generation)
@@ -96,8 +97,8 @@ class RestartedRun(SpooledRun):
 
     @property
     def kept(self) -> dict[str, str]:
-        """The manifests under which tables were read that are not read again."""
-        return {entry.table.name.name: entry.read_in for entry in self.present.tables if entry.read_in}
+        """The starts from which tables were read that are not read again."""
+        return {entry.table.name.name: entry.start for entry in self.present.tables if entry.basis}
 
 
 @pytest.fixture
@@ -208,7 +209,7 @@ def test_a_transaction_that_was_prepared_in_a_piece_counts_by_the_place_of_its_c
     assert (-2, "prepared") in run.rows()["visits"]
 
 
-def test_pieces_serve_tables_with_other_places_in_the_new_manifest(
+def test_pieces_serve_the_other_tables_if_one_is_left_out(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first table of the run can no longer be copied, and another one is altered. The attempt is killed when it has
@@ -221,12 +222,12 @@ def test_pieces_serve_tables_with_other_places_in_the_new_manifest(
         server.query("ALTER TABLE shop.events RENAME COLUMN b TO c")
         server.query("ALTER TABLE shop.orders ADD COLUMN more INT")
 
-    def die(moved: Run, manifest: Manifest) -> bool:
-        assert move(moved, manifest)
+    def die(moved: Run, manifest: Manifest, pieces: Mapping[str, Link]) -> bool:
+        assert moves(moved, manifest, pieces)
         raise Killed
 
     run.acts = {1: [run.spool] * 3 + [run.change] * 6 + [alter], 2: [run.spool] * 2}
-    move = Run.move
+    moves = Run.move
     with monkeypatch.context() as patch:
         patch.setattr(Run, "move", die)
         with pytest.raises(Killed):
@@ -235,7 +236,7 @@ def test_pieces_serve_tables_with_other_places_in_the_new_manifest(
     run.pipeline.snapshot()
     assert len(run.points) == positions, "another position was fixed"
     assert run.kept == {"visits": "1"}
-    assert [entry.table.name.name for entry in run.present.tables] == ["orders", "visits"]
+    assert [entry.table.name.name for entry in run.present.tables if entry.left_out] == ["events"]
     assert run.log_of_position_is_gone()
     run.finish()
 
@@ -263,7 +264,7 @@ def test_a_run_does_not_move_to_a_position_that_lacks_a_piece_of_another_attempt
             assert run.links()[-1].upper > str(point.position)
         return point
 
-    monkeypatch.setattr(begin_again, "record_point", spool_late)
+    monkeypatch.setattr(move, "record_point", spool_late)
     run.acts = {1: [run.spool] * 2 + [run.change] * 8 + [alter]}
     run.pipeline.snapshot()
     assert (len(run.points), Run.load(run.pipeline.run).generation) == (2, 2)

@@ -11,7 +11,7 @@ from airflow_provider_cdc.core.control.acts import act_on
 from airflow_provider_cdc.errors import LogGone, RunStopped, ValueNotRepresentable
 from airflow_provider_cdc.jobs.control import controller
 from airflow_provider_cdc.jobs.control.turn import ReadTurn
-from airflow_provider_cdc.jobs.extract_delta.read_segment import ReadSegment, SegmentRecord
+from airflow_provider_cdc.jobs.log.read_segment import ReadSegment, SegmentRecord
 from airflow_provider_cdc.jobs.spool import spooler as spooler_module
 from airflow_provider_cdc.sources.api.window import LogSegment
 from harness.postgres_server import PostgresServer
@@ -130,7 +130,7 @@ def test_a_step_that_began_before_the_log_was_let_go_bounds_its_reads_after_a_re
         assert spooler.take()
         purge(server)
     server.restart()
-    assert spooler._source.bound_reads().incarnation
+    assert spooler._step.source.bound_reads().incarnation
     with pytest.raises(LogGone):
         unspooled.bound_reads()
     run.finish()

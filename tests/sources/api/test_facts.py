@@ -12,6 +12,7 @@ import pytest
 from airflow_provider_cdc.core.positions.facts import Facts, Reached
 from airflow_provider_cdc.core.positions.position import LogEnd, Lsn
 from airflow_provider_cdc.core.run.manifest import FORMAT, Manifest
+from airflow_provider_cdc.core.run.published_v5 import converted
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.spool_chain import Link
 from airflow_provider_cdc.core.storage import records
@@ -79,29 +80,33 @@ def recorded(kind: str) -> dict[str, Any]:
     return data
 
 
-def facts_in(manifest: Manifest) -> list[Facts]:
-    bases = [base.identity for base in manifest.bases.values()]
-    return [manifest.identity, *bases, *(reads.identity for reads in manifest.earlier_reads.values())]
+def facts_in(kind: str) -> list[Facts]:
+    data = recorded(kind)
+    others = [*data["bases"].values(), *data["earlier_reads"].values()]
+    return [Facts.parse(one["identity"]) for one in (data, *others)]
 
 
 @pytest.mark.parametrize("kind", DIGESTS)
 def test_a_recorded_manifest_keeps_its_names_its_digest_and_its_source(kind: str) -> None:
-    manifest = records.decode(Manifest, recorded(kind), "")
-    assert json.loads(json.dumps(records.encode(manifest))) == recorded(kind)
-    assert records.digest_of(manifest) == DIGESTS[kind]
+    manifest = records.decode(Manifest, converted(recorded(kind)), "")
+    encoded, data = json.loads(json.dumps(records.encode(manifest))), converted(recorded(kind))
+    assert {name: encoded[name] for name in data if name != "tables"} | {"tables": data["tables"]} == data
+    tables = zip(encoded["tables"], data["tables"], strict=True)
+    assert [{name: one[name] for name in was} for one, was in tables] == data["tables"]
+    assert records.digest_of(recorded(kind)) == DIGESTS[kind]
     connection = recorded(kind)["source_conn_id"]
     assert manifest.source == SOURCES[kind] | ({"connection": connection} if connection else {})
     assert manifest.identity.mark == recorded(kind)["identity"]["history_mark"]
 
 
 def test_recorded_facts_are_decoded_and_encoded_without_a_loss() -> None:
-    mysql, postgres = (records.decode(Manifest, recorded(kind), "") for kind in ("mysql", "postgres"))
+    mysql, postgres = (records.decode(Manifest, converted(recorded(kind)), "") for kind in ("mysql", "postgres"))
     assert MysqlFacts.of(mysql.identity) == MYSQL
     assert PostgresFacts.of(postgres.identity) == POSTGRES
-    assert all(MysqlFacts.of(facts).recorded() == facts for facts in facts_in(mysql))
-    assert all(PostgresFacts.of(facts).recorded() == facts for facts in facts_in(postgres))
-    assert len(facts_in(mysql)) == 3
-    assert len(facts_in(postgres)) == 2
+    assert all(MysqlFacts.of(facts).recorded() == facts for facts in facts_in("mysql"))
+    assert all(PostgresFacts.of(facts).recorded() == facts for facts in facts_in("postgres"))
+    assert len(facts_in("mysql")) == 3
+    assert len(facts_in("postgres")) == 2
 
 
 def test_facts_of_a_publication_of_others_and_of_rows_that_are_read_again() -> None:
@@ -132,7 +137,7 @@ def test_facts_of_older_versions_lack_what_these_did_not_record() -> None:
 
 def test_a_run_in_progress_goes_on_behind_its_recorded_pieces(tmp_path: Path) -> None:
     scratch = Storage(f"file://{tmp_path}")
-    data = recorded("mysql") | {"scratch": scratch.uri, "format": FORMAT}
+    data = converted(recorded("mysql")) | {"scratch": scratch.uri, "format": FORMAT}
     run = Run.create(records.decode(Manifest, data, ""))
     spooling = MysqlFacts.of(run.expected_identity())
     assert (spooling.may_move, spooling.reached, spooling.needed_from) == (True, None, MYSQL.begun)

@@ -13,9 +13,9 @@ from airflow_provider_cdc.core.parquet.lake_types import to_published
 from airflow_provider_cdc.core.run.table_files import TableFileWriter
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables import row_bytes
+from airflow_provider_cdc.jobs.apply.rewind import Rewind
 from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.net_change_files import NetChangeFiles
-from airflow_provider_cdc.jobs.consolidate.rewind import Rewind
 
 
 def rows_again(

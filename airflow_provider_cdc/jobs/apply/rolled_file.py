@@ -16,7 +16,7 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.published import published_schema
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import FileDamaged
-from airflow_provider_cdc.jobs.consolidate.touched_rows import BoolArray, MarkedFile, TouchedKeys, TouchedRowGroup
+from airflow_provider_cdc.jobs.apply.touched_rows import BoolArray, MarkedFile, TouchedKeys, TouchedRowGroup
 from airflow_provider_cdc.sources.api.source import Source
 
 # Hints of the errors that a roll-forward raises.

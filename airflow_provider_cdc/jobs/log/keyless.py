@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from airflow_provider_cdc.core.parquet.writer import QUICKEST
-from airflow_provider_cdc.core.positions.kinds import parse_position
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.staging import Staging
 from airflow_provider_cdc.core.tables import row_bytes
@@ -25,9 +24,8 @@ from airflow_provider_cdc.core.tables.value_range import ValueRange
 from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.filter_images import images_within, selected_changes
-from airflow_provider_cdc.jobs.extract_delta.read_segment import SegmentRecord
+from airflow_provider_cdc.jobs.log.read_segment import SegmentRecord
 from airflow_provider_cdc.jobs.runtime.skipped import reason, table_of
-from airflow_provider_cdc.jobs.snapshot.table_files import Unit
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import CHANGE_SCHEMA, DELTA_SCHEMA, TrackedTable
 
@@ -38,14 +36,6 @@ _GATHERED_BYTES = 64 * 2**20
 
 UnitsByPosition = tuple[tuple[Position, tuple[ValueRange, ...]], ...]
 """The positions at which a keyless table was read, each with the ranges that were read there."""
-
-
-def by_position(kind: str, units: Sequence[Unit]) -> UnitsByPosition:
-    """Group the ranges of a table by their positions."""
-    ranges: dict[str, list[ValueRange]] = {}
-    for unit in units:
-        ranges.setdefault(unit.upper, []).append(unit.within)
-    return tuple((parse_position(kind, upper), tuple(own)) for upper, own in ranges.items())
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.run.table_files import TableFileWriter, table_files
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import ValueNotRepresentable
+from airflow_provider_cdc.jobs.apply.rolled_file import AlteredFile, base_columns
+from airflow_provider_cdc.jobs.apply.touched_rows import MarkedFile, TouchedKeys, in_portions, mark
 from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.filter_images import decode_published
 from airflow_provider_cdc.jobs.changes.net_change_files import NetChangeFiles
-from airflow_provider_cdc.jobs.consolidate.touched_rows import MarkedFile, TouchedKeys, in_portions, mark
-from airflow_provider_cdc.jobs.roll_forward.rolled_file import AlteredFile, base_columns
 from airflow_provider_cdc.jobs.runtime.skipped import reason
 from airflow_provider_cdc.sources.api.source import Source
 

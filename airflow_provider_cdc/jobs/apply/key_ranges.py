@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from airflow_provider_cdc.jobs.consolidate.touched_rows import BoolArray, bounds, has_one_pattern
+from airflow_provider_cdc.jobs.apply.touched_rows import BoolArray, bounds, has_one_pattern
 
 Bound = int | bytes
 

@@ -16,10 +16,8 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from airflow_provider_cdc.core.parquet.writer import FILE_BYTES
-from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import CdcError
-from airflow_provider_cdc.jobs.snapshot.parts import Part
 from airflow_provider_cdc.sources.api.window import LogSegment
 
 LARGE_BYTES = 2 * FILE_BYTES
@@ -53,12 +51,6 @@ class PieceState(NamedTuple):
     rows: int
     weight: float
     read_whole: int = 0
-
-
-def piece_of_part(part: Part, tables: Sequence[RunTable]) -> PartPiece:
-    """Return the piece of work of a part."""
-    expected = sum(chunk.rows for chunk in part.chunks) or tables[part.table].table.rows
-    return PartPiece(f"{PARTS}/{part.name}.json", part.weight, expected or 0)
 
 
 def piece_of_segment(window: str, segment: LogSegment) -> PartPiece:

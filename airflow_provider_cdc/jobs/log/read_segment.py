@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -15,8 +15,8 @@ from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.filter_images import CarriedImages, selected_changes
 from airflow_provider_cdc.jobs.control.turn import GivenUp, ReadTurn
+from airflow_provider_cdc.jobs.runtime.piece_progress import UnderWay, piece_of_segment
 from airflow_provider_cdc.jobs.runtime.skipped import reason, table_of
-from airflow_provider_cdc.jobs.snapshot.piece_progress import UnderWay, piece_of_segment
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import CHANGE_SCHEMA, LogSegment, SegmentSummary, TrackedTable
 
@@ -154,9 +154,8 @@ class ReadSegment:
 class ComposeBuckets:
     """A task that composes the segments of the window ``name``. Spark sends this object to executors.
 
-    ``forward`` says whether the window ends at the position of the run. ``numbers`` has the index of each table in the
-    run, by its index in the files, if the files were written under another manifest. Other tables are left out. If it
-    is empty, the indices are equal. ``images`` has the earlier columns of tables that were altered since."""
+    ``forward`` says whether the window ends at the position of the run. ``tables`` are the indices of the tables of the
+    window: pieces may have others. ``images`` has the earlier columns of tables that were altered since."""
 
     staging: Staging
     name: str
@@ -164,7 +163,7 @@ class ComposeBuckets:
     decisions: net_change_files.Decisions
     keyless: tuple[int, ...]
     forward: bool
-    numbers: Mapping[int, int] = field(default_factory=dict)
+    tables: tuple[int, ...]
     images: CarriedImages | None = None
 
     def __call__(self, buckets: tuple[int, int]) -> net_change_files.NetChangeFiles:
@@ -199,14 +198,14 @@ class ComposeBuckets:
             if not self.forward:
                 none = pa.chunked_array([pa.nulls(rows.num_rows, pa.binary())])
                 rows = rows.add_column(schema.get_field_index("after"), schema.field("after"), none)
-            rows = net_change_files.renumbered(rows, self.numbers)
+            rows = net_change_files.of_tables(rows, self.tables)
             if self.images is not None:
                 rows = self.images.of_present(rows, record.segment)
             yield net_change_files.towards(rows, self.keyless, forward=self.forward)
         if record.towards:
             schema = net_change_files.TOWARDS_SCHEMA
             batches = net_change_files.read(folder, record.towards, schema.names, buckets=buckets)
-            yield net_change_files.renumbered(pa.Table.from_batches(batches, schema), self.numbers)
+            yield pa.Table.from_batches(batches, schema)
 
 
 @dataclass(frozen=True)

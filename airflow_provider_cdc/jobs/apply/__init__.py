@@ -1,0 +1,1 @@
+"""Brings rows to the position of the run: rows that were read, and files of copies."""

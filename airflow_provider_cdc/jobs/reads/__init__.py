@@ -1,0 +1,1 @@
+"""The rows that a run has read, by table."""

@@ -1,0 +1,422 @@
+"""Moves a run to a later position, after tables were altered.
+
+The altered tables are read again from the new position X. Finished reads of other tables still count. They began at an
+earlier position L and ended before X. The row of a key at X is the row after the last change of this key in (L, X]. If
+there is no such change, it is the row that was read. So the other tables are only rolled forward by the log. See
+``docs/design/restarts.md`` for the proof.
+
+The entry `Moved` makes the earlier manifest void (`core.run.ledger`), so neither a slow attempt nor a part of a table
+from before the change can be published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+
+from airflow_provider_cdc.core.copies.plan_checks import BEGINS_ANEW
+from airflow_provider_cdc.core.options.run import StepOptions
+from airflow_provider_cdc.core.positions.as_of import reaches
+from airflow_provider_cdc.core.run.manifest import (
+    Basis,
+    FeedGap,
+    InitialPoint,
+    Manifest,
+    MissedPast,
+    Restart,
+    RunTable,
+    TablePlan,
+)
+from airflow_provider_cdc.core.run.results import Nulled
+from airflow_provider_cdc.core.run.run import Run, RunRestarted
+from airflow_provider_cdc.core.run.spool_chain import Link
+from airflow_provider_cdc.core.shards.copy_tables import skip_whole_merged_tables, with_merged
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
+from airflow_provider_cdc.errors import (
+    CdcError,
+    ConfigurationError,
+    LogGone,
+    PreflightError,
+    SchemaChanged,
+    SourceUnavailable,
+    TerminalError,
+)
+from airflow_provider_cdc.jobs.begin.base_selection import bases_of, with_known_of_bases
+from airflow_provider_cdc.jobs.begin.fit import with_shards
+from airflow_provider_cdc.jobs.begin.preparation import lake_format
+from airflow_provider_cdc.jobs.log.log import RunLog, logs_of
+from airflow_provider_cdc.jobs.reads.table_files import ReadFiles, write_record
+from airflow_provider_cdc.jobs.restart.altered import altered_table, described, must_be_rolled, named
+from airflow_provider_cdc.jobs.restart.carry import carried_tables, may_be_carried, say_read_again
+from airflow_provider_cdc.jobs.runtime.progress import log
+from airflow_provider_cdc.jobs.runtime.retry import retry
+from airflow_provider_cdc.jobs.runtime.step import Step
+from airflow_provider_cdc.jobs.spool.spooler import end_spool
+from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.api.window import UpperBound
+from airflow_provider_cdc.sources.planning.point import record_point
+from airflow_provider_cdc.sources.planning.selections import check_still
+from airflow_provider_cdc.sources.planning.survey import layouts
+
+
+def read_again(manifest: Manifest, entry: RunTable, why: str) -> RunTable:
+    """Return a table of ``manifest`` as it is when it is read again. If the run publishes changes and would have rolled
+    the table's last copy forward, the feed of the table ends at this copy."""
+    gap, reason = entry.feed_gap, f"read again: {why}; {entry.reason}"
+    if gap is not None:
+        gap = gap.with_reason(why)
+    elif manifest.options.changes and entry.base:
+        gap = FeedGap(entry.base, manifest.bases[entry.base].position, why)
+        reason += BEGINS_ANEW
+    return replace(entry, base="", basis=None, reason=reason, feed_gap=gap)
+
+
+def altered_in_log(step: Step, altered: Mapping[str, str], read: Collection[str]) -> dict[str, str]:
+    """Return the tables that are not in ``altered``, and that a statement in the log has changed, each with the
+    statement. So the run moves once for all of them, and not once for each statement that only the log shows.
+
+    :param read: the tables that were read in full under the present manifest.
+    """
+    rolls = must_be_rolled(step.manifest.options)
+    unaltered = [entry for entry in step.tables if str(entry.table.name) not in altered]
+    logs = [*logs_of(step, [entry for entry in unaltered if str(entry.table.name) in read or entry.basis])]
+    if rolled := [(0, entry) for entry in unaltered if entry.base and not rolls]:
+        # The pieces of the log that the run has recorded do not have these tables.
+        logs.append(RunLog(step, step.manifest.start, (), tuple(rolled)))
+    found: dict[str, str] = {}
+    for one in logs:
+        source = one.fresh_source()
+        try:
+            errors = retry("search the log for altered tables", partial(source.altered_in_log, one.tables))
+        except LogGone:
+            # The run finds this again when it brings the reads to the later position.
+            continue
+        found |= {str(name): described(error) for name, error in errors.items()}
+    return found
+
+
+def restart_run(
+    step: Step,
+    altered: Mapping[str, str],
+    read: Mapping[str, ReadFiles],
+    bound: UpperBound | None,
+    nulled: Nulled,
+) -> RunRestarted:
+    """Move the run of ``step``, and return the exception that ends the work under the old manifest.
+
+    :param altered: the tables to read again, by name, each with the reason.
+    :param read: the files of the tables that were read in full under the old manifest. They include altered tables.
+    :param bound: the bound of these reads; None: ``read`` is empty.
+    :param nulled: the number of values that these reads turned into null.
+    :raises SchemaChanged: an altered table can no longer be copied, or no longer exists.
+    :raises PreflightError: an altered table can no longer be copied.
+    """
+    run, altered = step.run, dict(altered)
+    end_spool(step)
+    if _overtaken(run):
+        return RunRestarted()
+    altered |= altered_in_log(step, altered, read)
+    for name, why in altered.items():
+        log(f"WARNING: the run moves to a later position, because of {name}: {why}")
+    # No position is the one from which all rows of a table with units could be brought forward.
+    read = {name: table_files for name, table_files in read.items() if not table_files.units}
+    bases = {str(entry.table.name): entry.basis for entry in step.tables if entry.basis is not None}
+    if bound is not None and read:
+        record = write_record(run, read)
+        bases |= {
+            name: Basis(record, files.ended or str(bound.log_end), bound.incarnation, nulled.get(name, {}))
+            for name, files in read.items()
+        }
+    move = _Move(step, altered, bases, read, bound)
+    while True:
+        try:
+            manifest, pieces = move.attempt()
+            break
+        except _LogOfReadsGone as gone:
+            # Read these tables again, too, at another position, because they are not part of this one.
+            move.lost[gone.start] = why = f"the source no longer has the log since it was read ({gone})"
+            log(f"tables that were read from {gone.start} on are read again, too, because {why}")
+        except (SchemaChanged, PreflightError) as error:
+            table_name = altered_table(step, error) if isinstance(error, SchemaChanged) else _only_table(error)
+            left = [entry for entry in step.tables if not entry.left_out and str(entry.table.name) not in move.skipped]
+            if table_name is not None and table_name not in altered:
+                # The table was altered after the reads.
+                altered[table_name] = described(error) if isinstance(error, SchemaChanged) else error.message
+            elif (
+                table_name is not None
+                and step.manifest.options.skips
+                and table_name not in move.skipped
+                and len(left) > 1
+            ):
+                move.skipped = skip_whole_merged_tables(step.tables, {**move.skipped, table_name: error.message})
+                if all(str(entry.table.name) in move.skipped for entry in left):
+                    raise
+                log(f"WARNING: {table_name} is SKIPPED and will not be published: {error.message}")
+            else:
+                raise
+    if not run.move(manifest, pieces):
+        # A concurrent attempt has moved the run, has finished a step without this manifest, or has recorded a piece of
+        # the log that may reach beyond the new position.
+        with suppress(CdcError):
+            step.source.discard(manifest.identity)
+    return RunRestarted()
+
+
+def _overtaken(run: Run) -> bool:
+    """Read the state of the run, with all pieces of the log. Return whether a concurrent attempt has finished a step
+    under the present manifest meanwhile, has published the run, or has ended it. If it has finished a step, its reads
+    had ended before the table was altered, or before this attempt saw the change. The run goes on with them: a new
+    manifest would take them away from the attempt of the next step, which could not go on.
+
+    :raises RunRestarted: a concurrent attempt has moved the run.
+    """
+    finished = {*run.steps}
+    run.refresh()
+    return bool(run.steps.keys() - finished) or run.committed or run.ended
+
+
+class _LogOfReadsGone(Exception):
+    """The source no longer has the log since the ``start`` of reads."""
+
+    def __init__(self, start: str, error: LogGone) -> None:
+        super().__init__(error.message)
+        self.start = start
+
+
+class _Move:
+    """The move of a run to a later position.
+
+    ``altered`` has the tables that were altered, by name, each with the reason. ``bases`` has the finished reads, by
+    the table's name, and ``read`` the files of those of the present manifest. ``skipped`` has the tables that the run
+    leaves out, and ``lost`` the starts whose log is gone, each with the reason.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        altered: Mapping[str, str],
+        bases: Mapping[str, Basis],
+        read: Mapping[str, ReadFiles],
+        bound: UpperBound | None,
+    ) -> None:
+        self.step, self.old, self.altered, self.bases = step, step.manifest, altered, bases
+        self._read, self._bound = read, bound
+        self.start = str(step.run.generation + 1)
+        self.skipped: dict[str, str] = {}
+        self.lost: dict[str, str] = {}
+
+    def attempt(self) -> tuple[Manifest, dict[str, Link]]:
+        """Fix a later position. Return the manifest for it, and the last piece of each start.
+
+        :raises _LogOfReadsGone, SchemaChanged, PreflightError: more tables must be read again, or left out.
+        """
+        step, old, source = self.step, self.old, self.step.source
+        options, missed_past = old.options, old.missed_past
+        if options.as_of:
+            missed_past = MissedPast(options.as_of, "; ".join(f"{name}: {why}" for name, why in self.altered.items()))
+            options = replace(options, as_of="")
+        planned = [self._planned(entry) for entry in step.tables]
+        kept = [entry for entry in planned if not entry.left_out and entry.start != self.start]
+        plans = [_plan(old, entry) for entry in planned if not entry.left_out and entry.start == self.start]
+        logs = [*logs_of(step, kept)]
+        tables_kept = {table.name: table for one in logs for table in self._renewed(one)}
+        point = retry("fix a later position", partial(self._fix_position, plans, options))
+        try:
+            # The other tables must be unchanged up to the new position, and no unlogged change may have replaced them.
+            for one in logs:
+                self._check_kept(one)
+            bases = bases_of(source, plans, point, Storage(old.scratch), past=False)
+            point = with_known_of_bases(plans, point, Storage(old.scratch))
+            point = with_shards(source, plans, point, _merged_again(planned, self.start), old.options.merging)
+            tables = {table.name: table for table in point.tables}
+            _check_parts(source, [entry for entry in planned if entry.table.name in tables], tables)
+            left_out = {**old.skipped, **with_merged(step.tables, self.skipped)}
+            lake_names = list(dict.fromkeys(entry.table.lake_name for entry in planned if not entry.left_out))
+            laid_out = layouts(lake_names, list(left_out), old.options.lake)
+            carried = carried_tables(step, self._may_be_carried(planned), tables, point, laid_out)
+            pieces = self._last_pieces(kept, carried, point)
+            live = {
+                entry.table.name: entry.table.selection
+                for entry in planned
+                if entry.is_read and entry.start == self.start and str(entry.table.name) not in carried
+            }
+            format = old.options.lake.format
+            prepare = lake_format(format, step.sink, old.run_id, source, laid_out).prepare
+            try:
+                places = prepare([tables[name] for name in live], live)
+            except ConfigurationError as error:
+                # A table of the lake cannot take the new columns. Without the table, the run may go on.
+                if error.where not in self.altered:
+                    raise
+                raise SchemaChanged(error.message, where=error.where, hint=error.hint) from error
+        except (CdcError, _LogOfReadsGone):
+            with suppress(CdcError):
+                source.discard(point.identity)
+            raise
+        entries = []
+        for entry in planned:
+            table = entry.table
+            if str(table.name) in carried:
+                entry = carried[str(table.name)]
+            elif table.name in tables_kept:
+                entry = replace(entry, table=tables_kept[table.name])
+            elif table.name in tables:
+                table = replace(tables[table.name], selection=table.selection)
+                entry = replace(entry, table=table, place=places.get(table.copy_name, entry.place))
+            entries.append(entry)
+        used = {entry.start for entry in entries if not entry.left_out}
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        reread = {name: why for name, why in self.altered.items() if name not in carried}
+        over = {name: why for name, why in self.altered.items() if name in carried}
+        restart = Restart(reread, old.initial_position, now, step.run.digest, over)
+        manifest = replace(
+            old,
+            options=options,
+            missed_past=missed_past,
+            initial_position=str(point.position),
+            identity=point.identity,
+            created_at=now,
+            tables=tuple(entries),
+            skipped=left_out,
+            bases=bases,
+            start=self.start,
+            starts={key: start for key, start in old.all_starts.items() if key in used},
+            restarts=(*old.restarts, restart),
+        )
+        return manifest, pieces
+
+    def _planned(self, entry: RunTable) -> RunTable:
+        """Return the table with the way in which it comes to the new position."""
+        name = str(entry.table.name)
+        if entry.left_out or name in self.skipped:
+            return replace(entry, at_upper=False, base="", basis=None, left_out=True)
+        again = replace(entry, basis=None, start=self.start)
+        if name in self.altered:
+            return read_again(self.old, again, self.altered[name])
+        basis = self.bases.get(name)
+        if entry.base or basis is None:
+            return again
+        if entry.start in self.lost:
+            return replace(again, reason=f"read again: {self.lost[entry.start]}; {entry.reason}")
+        if entry.basis is None and (why := self.step.source.reason_not_rollable(entry.table)):
+            log(f"{name} is read again, too, because {why}")
+            return again
+        return replace(entry, basis=basis)
+
+    def _fix_position(self, plans: Sequence[TablePlan], options: StepOptions) -> InitialPoint:
+        step, old = self.step, self.old
+        point = record_point(step.source, options, plans, old.run_id)
+        # No read can be undone if the new position contains it. The same is true for the end of each recorded piece.
+        ends = [links[-1].upper for links in step.run.state.pieces.values() if links]
+        bounds = [old.position_in(upper) for upper in ends] + ([self._bound.upper] if self._bound is not None else [])
+        if not all(reaches(point.position, upper) for upper in bounds):
+            step.source.discard(point.identity)
+            raise SourceUnavailable(
+                "the server has not executed all transactions yet that earlier reads may have seen",
+                hint="retry the task",
+            )
+        return point
+
+    def _renewed(self, one: RunLog) -> Sequence[Table]:
+        """Return the tables of a log with the facts that the next run compares with the tables. Call this before the
+        later position is fixed, so that an unlogged change after the position differs from these facts.
+
+        :raises SchemaChanged: a table was changed without an entry in the log since it was read.
+        """
+        try:
+            one.check()
+            return retry("check the tables that are kept", partial(one.source.refresh_identities, one.tables))
+        except LogGone as error:
+            raise _LogOfReadsGone(one.id, error) from error
+
+    def _check_kept(self, one: RunLog) -> None:
+        """Check that the tables of a log are unchanged up to the new position, and that the log is complete."""
+        try:
+            one.check()
+            one.source.check_continued(one.tables)
+        except LogGone as error:
+            raise _LogOfReadsGone(one.id, error) from error
+
+    def _may_be_carried(self, planned: Sequence[RunTable]) -> list[RunTable]:
+        """Return the finished reads of altered tables that may be carried, as they are until now."""
+        found = []
+        for entry, again in zip(self.step.tables, planned, strict=True):
+            basis = self.bases.get(str(entry.table.name))
+            if basis is None or not again.is_read or entry.start in self.lost:
+                continue
+            if str(entry.table.name) in self.altered and may_be_carried(self.step, entry, basis, self._bound):
+                found.append(replace(entry, basis=basis, feed_gap=again.feed_gap))
+        return found
+
+    def _last_pieces(
+        self, kept: Sequence[RunTable], carried: dict[str, RunTable], point: InitialPoint
+    ) -> dict[str, Link]:
+        """Read the last piece of each start, up to the new position. Remove tables from ``carried`` if their log cannot
+        be carried."""
+        step, pieces = self.step, dict[str, Link]()
+        while True:
+            try:
+                for one in logs_of(step, [*kept, *carried.values()]):
+                    if one.pieces and one.id not in pieces:
+                        last = one.up_to(point.position, one.source, int(self.start))
+                        pieces |= {one.id: last} if last is not None else {}
+                return pieces
+            except LogGone as error:
+                raise _LogOfReadsGone(one.id, error) from error
+            except TerminalError as error:
+                # The log of the other tables may still be carried.
+                together = [name for name, entry in carried.items() if entry.start == one.id]
+                broken = named(error, together)
+                if not together or (broken is None and named(error, [str(table.name) for table in one.tables])):
+                    raise
+                for name in together if broken is None else [broken]:
+                    say_read_again(name, error)
+                    del carried[name]
+
+
+def _check_parts(source: Source, entries: Sequence[RunTable], tables: Mapping[TableName, Table]) -> None:
+    """Check that the selected part of each table still exists.
+
+    :raises SchemaChanged: a column of a selection was changed, so the table can no longer be copied.
+    """
+    for entry in entries:
+        try:
+            check_still(source, replace(tables[entry.table.name], selection=entry.table.selection))
+        except PreflightError as error:
+            what = "; ".join(f"{problem.where}: {problem.what}" for problem in error.problems)
+            hint = "change the options `where` and `columns`, and trigger a new run"
+            raise SchemaChanged(what, where=str(entry.table.name), hint=hint) from error
+
+
+def _merged_again(planned: Sequence[RunTable], start: str) -> set[TableName]:
+    """Return the merged tables of which all shards are read again, from this start."""
+    shards = [(entry.table.shard.merged, entry) for entry in planned if entry.table.shard is not None]
+    kept = {merged for merged, entry in shards if not entry.is_read or entry.start != start}
+    return {merged for merged, _ in shards} - kept
+
+
+def _plan(manifest: Manifest, entry: RunTable) -> TablePlan:
+    options = entry.table.options
+    return TablePlan(
+        entry.table.name,
+        entry.consistency,
+        entry.reason,
+        unrepresentable=options.unrepresentable,
+        at_upper=entry.at_upper,
+        base=entry.base,
+        base_position=manifest.bases[entry.base].position if entry.base else "",
+        selection=entry.table.selection,
+        arrays=options.arrays,
+        evolution=Evolution(entry.table.eras, entry.table.columns) if entry.base else None,
+        shard=entry.table.shard,
+    )
+
+
+def _only_table(error: PreflightError) -> str | None:
+    """Return the table that has all problems of an error; None: there is no such table."""
+    names = {problem.table for problem in error.problems}
+    return names.pop() or None if len(names) == 1 else None
