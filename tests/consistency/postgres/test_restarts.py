@@ -163,7 +163,8 @@ def test_altered_tables_are_those_of_the_moved_position(
     if during != DURING[2]:
         assert position != initial, "the position did not move"
         assert any(entry.basis for entry in manifest.tables), "no table was kept"
-        if spools and during == DURING[0]:
+        if spools and during == DURING[0] and identity == "FULL":
+            # Without row images in the log, the touched rows are read again, and no pieces are recorded.
             assert all(Run.load(run.run).pieces(start) for start in manifest.starts), "the pieces were not used"
     primary.query(f"DROP SCHEMA {schema} CASCADE")
 
