@@ -184,7 +184,7 @@ def _read_again(
         log("snapshot: exporting a snapshot to read the last touched rows: waiting for open write transactions")
         with source.share_reads(lock) as shared:
             opened = time.monotonic()
-            bound = shared.bound_view([entry.table for entry in step.tables])
+            bound = shared.bound_view([entry.table for entry in step.tables if not entry.left_out])
             if (incarnations() | passed) - {bound.incarnation}:
                 return None
             keys.add(_touched(step, tail, bound.log_end))
@@ -215,7 +215,7 @@ def followed(step: Step) -> list[TrackedTable]:
     return [
         TrackedTable(index, entry.table, keys_only=True, forward=bool(entry.base))
         for index, entry in enumerate(step.tables)
-        if entry.consistency == "again"
+        if entry.consistency == "again" and not entry.left_out
     ]
 
 

@@ -278,6 +278,24 @@ def test_an_altered_table_without_its_filtered_column_is_left_out(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("others", ["kept", "altered"])
+def test_a_run_that_reads_rows_again_goes_on_without_a_table_that_was_dropped(
+    others: str, primary: PostgresServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the move, nobody looks for the table or for its log. If all others are altered, its start is gone."""
+    schema = _small_tables(primary, "DEFAULT")
+    run = Pipeline(spark, settings_of(primary), tmp_path.as_uri(), [f"{schema}.*"], on_table_error="skip")
+    run.record()
+    altered = ("visits", "guests") if others == "altered" else ()
+    statements = ("DROP TABLE orders", *(f"ALTER TABLE {name} ADD c integer" for name in altered))
+    act_during(run, DURING[0], lambda: _alter(primary, schema, statements), monkeypatch)
+    run.finish()
+    assert len(Run.load(run.run).manifest.restarts) == 1
+    assert list(run.found["consolidate"]["skipped"]) == [f"{schema}.orders"]
+    _check_present_rows(run, primary)
+
+
+@pytest.mark.slow
 def test_shards_that_are_altered_together_stay_one_table(
     primary: PostgresServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
