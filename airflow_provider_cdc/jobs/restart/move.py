@@ -138,8 +138,9 @@ def restart_run(
             break
         except _LogOfReadsGone as gone:
             # Read these tables again, too, at another position, because they are not part of this one.
-            move.lost[gone.start] = why = f"the source no longer has the log since it was read ({gone})"
-            log(f"tables that were read from {gone.start} on are read again, too, because {why}")
+            why = f"the source no longer has the log since it was read ({gone})"
+            move.lost |= dict.fromkeys(gone.tables, why)
+            log(f"{', '.join(gone.tables)}: read again, too, because {why}")
         except (SchemaChanged, PreflightError) as error:
             table_name = altered_table(step, error) if isinstance(error, SchemaChanged) else _only_table(error)
             left = [entry for entry in step.tables if not entry.left_out and str(entry.table.name) not in move.skipped]
@@ -180,11 +181,12 @@ def _overtaken(run: Run) -> bool:
 
 
 class _LogOfReadsGone(Exception):
-    """The source no longer has the log since the ``start`` of reads."""
+    """The source no longer has the log of some ``tables`` since they were read. The other tables with the same start
+    may have another log: that of carried tables is not in the recorded pieces."""
 
-    def __init__(self, start: str, error: LogGone) -> None:
+    def __init__(self, one: RunLog, error: LogGone) -> None:
         super().__init__(error.message)
-        self.start = start
+        self.tables = [str(table.name) for table in one.tables]
 
 
 class _Move:
@@ -192,7 +194,7 @@ class _Move:
 
     ``altered`` has the tables that were altered, by name, each with the reason. ``bases`` has the finished reads, by
     the table's name, and ``read`` the files of those of the present manifest. ``skipped`` has the tables that the run
-    leaves out, and ``lost`` the starts whose log is gone, each with the reason.
+    leaves out, and ``lost`` those whose log since their read is gone, each with the reason.
     """
 
     def __init__(
@@ -300,8 +302,8 @@ class _Move:
         basis = self.bases.get(name)
         if entry.base or basis is None:
             return again
-        if entry.start in self.lost:
-            return replace(again, reason=f"read again: {self.lost[entry.start]}; {entry.reason}")
+        if name in self.lost:
+            return replace(again, reason=f"read again: {self.lost[name]}; {entry.reason}")
         if entry.basis is None and (why := self.step.source.reason_not_rollable(entry.table)):
             log(f"{name} is read again, too, because {why}")
             return again
@@ -331,7 +333,7 @@ class _Move:
             one.check()
             return retry("check the tables that are kept", partial(one.source.refresh_identities, one.tables))
         except LogGone as error:
-            raise _LogOfReadsGone(one.id, error) from error
+            raise _LogOfReadsGone(one, error) from error
 
     def _check_kept(self, one: RunLog) -> None:
         """Check that the tables of a log are unchanged up to the new position, and that the log is complete."""
@@ -339,16 +341,17 @@ class _Move:
             one.check()
             one.source.check_continued(one.tables)
         except LogGone as error:
-            raise _LogOfReadsGone(one.id, error) from error
+            raise _LogOfReadsGone(one, error) from error
 
     def _may_be_carried(self, planned: Sequence[RunTable]) -> list[RunTable]:
         """Return the finished reads of altered tables that may be carried, as they are until now."""
         found = []
         for entry, again in zip(self.step.tables, planned, strict=True):
-            basis = self.bases.get(str(entry.table.name))
-            if basis is None or not again.is_read or entry.start in self.lost:
+            name = str(entry.table.name)
+            basis = self.bases.get(name)
+            if basis is None or not again.is_read or name in self.lost:
                 continue
-            if str(entry.table.name) in self.altered and may_be_carried(self.step, entry, basis, self._bound):
+            if name in self.altered and may_be_carried(self.step, entry, basis, self._bound):
                 found.append(replace(entry, basis=basis, feed_gap=again.feed_gap))
         return found
 
@@ -366,7 +369,7 @@ class _Move:
                         pieces |= {one.id: last} if last is not None else {}
                 return pieces
             except LogGone as error:
-                raise _LogOfReadsGone(one.id, error) from error
+                raise _LogOfReadsGone(one, error) from error
             except TerminalError as error:
                 # The log of the other tables may still be carried.
                 together = [name for name, entry in carried.items() if entry.start == one.id]

@@ -24,6 +24,7 @@ from harness.lake_readers import iceberg_rows
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer
 from tests.conftest import MysqlFactory, PostgresFactory
+from tests.jobs.spool import test_restarts
 from tests.jobs.spool.spooled_run import Server, make_tables, purge, rotate
 from tests.jobs.spool.test_prepared import prepare
 from tests.jobs.spool.test_restarts import RestartedRun
@@ -150,6 +151,39 @@ def test_the_log_of_carried_tables_is_removed_after_the_move(
     purge(mysql_server)
     run.finish()
     assert run.carried == [{"orders"}, set()]
+
+
+@pytest.mark.long
+def test_tables_whose_log_is_in_pieces_stay_read_if_the_log_of_carried_tables_is_removed(
+    mysql_server: MysqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both were read from the same start. A third table is altered before and after that."""
+    run = CarriedRun(mysql_server, tmp_path, monkeypatch)
+    removed = purge
+
+    def spool() -> None:
+        run.same_source = run.reading_source
+        run.spool()
+
+    def first() -> None:
+        mysql_server.query("ALTER TABLE shop.orders MODIFY note VARCHAR(1000)")
+        mysql_server.query("TRUNCATE TABLE shop.events")
+        run.change()
+
+    def second() -> None:
+        monkeypatch.setattr(test_restarts, "purge", removed)
+        spool()
+        run.changed = ("orders", "visits")
+        mysql_server.query("ALTER TABLE shop.events ADD COLUMN c INT")
+        run.change()
+
+    # The server keeps the log until the tables are carried.
+    monkeypatch.setattr(test_restarts, "purge", lambda server: None)
+    run.acts = {1: [run.change, spool, spool, lambda: run.last.append(first)], 2: [second]}
+    run.pipeline.snapshot()
+    assert run.carried == [{"orders"}, set()]
+    assert run.kept == {"visits": "1"}
+    run.finish()
 
 
 @pytest.mark.long
