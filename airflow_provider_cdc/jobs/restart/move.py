@@ -240,7 +240,7 @@ class _Move:
             lake_names = list(dict.fromkeys(entry.table.lake_name for entry in planned if not entry.left_out))
             laid_out = layouts(lake_names, list(left_out), old.options.lake)
             carried = carried_tables(step, self._may_be_carried(planned), tables, point, laid_out)
-            pieces = self._last_pieces(kept, carried, point)
+            pieces = self._last_pieces(logs, kept, carried, point)
             live = {
                 entry.table.name: entry.table.selection
                 for entry in planned
@@ -356,16 +356,22 @@ class _Move:
         return found
 
     def _last_pieces(
-        self, kept: Sequence[RunTable], carried: dict[str, RunTable], point: InitialPoint
+        self, logs: Sequence[RunLog], kept: Sequence[RunTable], carried: dict[str, RunTable], point: InitialPoint
     ) -> dict[str, Link]:
         """Read the last piece of each start, up to the new position. Remove tables from ``carried`` if their log cannot
-        be carried."""
+        be carried.
+
+        :param logs: the checked logs of the tables that are ``kept``.
+        """
         step, pieces = self.step, dict[str, Link]()
+        # These sources know which statements have explained something: they explain no later change.
+        sources = {one.id: one.source for one in logs if one.pieces}
         while True:
             try:
                 for one in logs_of(step, [*kept, *carried.values()]):
                     if one.pieces and one.id not in pieces:
-                        last = one.up_to(point.position, one.source, int(self.start))
+                        source = sources.get(one.id, one.source)
+                        last = one.up_to(point.position, source, int(self.start))
                         pieces |= {one.id: last} if last is not None else {}
                 return pieces
             except LogGone as error:

@@ -14,6 +14,7 @@ from airflow_provider_cdc.core.run.manifest import InitialPoint
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.jobs.certificate import build
+from airflow_provider_cdc.jobs.log.log import RunLog
 from airflow_provider_cdc.jobs.restart import move
 from airflow_provider_cdc.jobs.roll_forward import merge, plan
 from airflow_provider_cdc.sources.mysql.source import MysqlSource
@@ -128,6 +129,41 @@ def test_a_statement_that_was_explained_explains_no_later_change(
         {"shop.orders", "shop.events"},
         {"shop.visits"},
     ]
+
+
+@pytest.mark.long
+def test_a_statement_that_was_explained_explains_no_change_before_the_last_piece(
+    mysql_factory: MysqlFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the second move, OPTIMIZE TABLE is before the later position. After the table was compared, and before the
+    last piece is read, the table is truncated without an entry in the log."""
+    server = mysql_factory({})
+    make_tables(server)
+    run = RestartedRun(server, tmp_path, monkeypatch)
+    up_to = RunLog.up_to
+
+    def spool() -> None:
+        run.same_source = run.reading_source
+        run.spool()
+
+    def second() -> None:
+        spool()
+        server.query("OPTIMIZE TABLE shop.visits")
+        monkeypatch.setattr(RunLog, "up_to", truncated)
+        run.alter()
+
+    def truncated(*arguments: Any) -> Any:
+        monkeypatch.setattr(RunLog, "up_to", up_to)
+        unlogged(server, "TRUNCATE TABLE shop.visits")
+        return up_to(*arguments)
+
+    run.acts = {1: [spool] * 3 + [run.alter], 2: [second]}
+    run.pipeline.snapshot()
+    assert [set(restart.tables) for restart in run.present.restarts] == [
+        {"shop.orders"},
+        {"shop.orders", "shop.visits"},
+    ]
+    run.finish()
 
 
 def test_one_move_covers_all_statements_that_only_the_log_shows(
