@@ -90,8 +90,8 @@ def _bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less time and memory than a real server may take."""
     for name, bound in (
         ("server.session.READ_SECONDS", 2),
-        ("log.stream.dump.SILENT_SECONDS", 2),
-        ("log.stream.dump.MAX_EVENT_BYTES", 1 << 26),
+        ("log.dump.SILENT_SECONDS", 2),
+        ("log.dump.MAX_EVENT_BYTES", 1 << 26),
         ("server.driver.ANSWER_BYTES", 1 << 24),
         ("decode.stream._LARGEST", 1 << 26),
     ):
