@@ -16,15 +16,16 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.errors import CdcError, PreflightError
 from harness.pipeline import Pipeline, settings_of
+from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
 from tests.consistency.comparing import assert_same_copies
 from tests.consistency.postgres import test_ddl as ddl
 from tests.consistency.postgres.nights import Nights
-from tests.consistency.postgres.servers import VERSIONS
 from tests.contract.databases import PostgresDatabase
 
-pytestmark = pytest.mark.skipif(VERSIONS[-1] < 19, reason="no PostgreSQL 19 here")
+NEWEST = max(one.major for one in installations())
+pytestmark = pytest.mark.skipif(NEWEST < 19, reason="no PostgreSQL 19 here")
 
 ON_DEMAND = {"wal_level": "replica"}
 REPACKED = {
@@ -78,7 +79,7 @@ class Repacked(Nights):
 def nights(
     request: pytest.FixtureRequest, postgres_factory: PostgresFactory, spark: SparkSession, tmp_path: Path
 ) -> Repacked:
-    return Repacked(request.param, postgres_factory(ON_DEMAND, VERSIONS[-1]), spark, tmp_path)
+    return Repacked(request.param, postgres_factory(ON_DEMAND, NEWEST), spark, tmp_path)
 
 
 def _copied(nights: Repacked, name: str) -> dict[str, str]:
@@ -141,7 +142,7 @@ def test_since_a_past_position(nights: Repacked) -> None:
 
 @pytest.fixture
 def shop(postgres_factory: PostgresFactory) -> Iterator[PostgresDatabase]:
-    made = PostgresDatabase(postgres_factory(ON_DEMAND, VERSIONS[-1]), "postgres")
+    made = PostgresDatabase(postgres_factory(ON_DEMAND, NEWEST), "postgres")
     with made.account():
         made.execute(*ddl.SETUP)
         yield made

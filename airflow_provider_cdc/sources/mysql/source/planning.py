@@ -1,4 +1,4 @@
-"""Plans runs: checks, tables and their schemas, chunks, and what the server keeps."""
+"""The part of `Source` that plans runs: it checks the server and the tables, and divides the tables into chunks."""
 
 from __future__ import annotations
 
