@@ -2,7 +2,7 @@
 the function that performs the check.
 
 Each source declares its checks in its folder ``checks``. The checks of the target and the run are in
-``operators/arguments/checks`` and ``jobs/checks``. The checks for each moment are selected from these declarations, so
+``operators/planning/checks`` and ``jobs/checks``. The checks for each moment are selected from these declarations, so
 no step has a list of checks. The tables in docs/design/checks.md are generated from the declarations (``dev/docs``).
 """
 

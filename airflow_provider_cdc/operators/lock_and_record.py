@@ -20,7 +20,6 @@ from airflow_provider_cdc.errors import PreflightError, SchemaChanged
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.catalog import lake_settings
 from airflow_provider_cdc.hooks.storage import accessing_storage
-from airflow_provider_cdc.operators.arguments.checks import Places
 from airflow_provider_cdc.operators.arguments.options import Allowed
 from airflow_provider_cdc.operators.arguments.types import TaskArguments, Xcom
 from airflow_provider_cdc.operators.base import (
@@ -32,6 +31,7 @@ from airflow_provider_cdc.operators.base import (
     run_id_of,
     scratch_for,
 )
+from airflow_provider_cdc.operators.planning.checks import Places
 from airflow_provider_cdc.operators.planning.dag_run_state import dag_run_of
 from airflow_provider_cdc.operators.planning.missing_past import record_or_miss, say_missed_past
 from airflow_provider_cdc.operators.planning.plan_text import readable

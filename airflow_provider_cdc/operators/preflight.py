@@ -16,15 +16,6 @@ from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.storage import accessing_storage
-from airflow_provider_cdc.operators.arguments.checks import (
-    ALLOWED,
-    CLUSTER,
-    PLACES,
-    ParametersContext,
-    Places,
-    collect,
-    collected,
-)
 from airflow_provider_cdc.operators.arguments.options import (
     ATTRIBUTES,
     Allowed,
@@ -37,6 +28,15 @@ from airflow_provider_cdc.operators.arguments.options import (
 from airflow_provider_cdc.operators.arguments.types import PreflightArguments
 from airflow_provider_cdc.operators.base import TargetOperator, log_skipped, push_xcoms
 from airflow_provider_cdc.operators.ended_runs import release_what_is_over
+from airflow_provider_cdc.operators.planning.checks import (
+    ALLOWED,
+    CLUSTER,
+    PLACES,
+    ParametersContext,
+    Places,
+    collect,
+    collected,
+)
 from airflow_provider_cdc.operators.planning.dag_run_state import take_turn
 from airflow_provider_cdc.operators.planning.lake_checks import tell_leftovers, warn_of_readers
 from airflow_provider_cdc.operators.planning.missing_past import (

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from airflow_provider_cdc.core.options.run import RunOptions, StepOptions, TableOptions
 from airflow_provider_cdc.core.run.manifest import MissedPast
 from airflow_provider_cdc.errors import PreflightError, Problem
-from airflow_provider_cdc.operators.arguments.checks import LAKE, LakeContext, Places, collect, collected
+from airflow_provider_cdc.operators.planning.checks import LAKE, LakeContext, Places, collect, collected
 from airflow_provider_cdc.operators.planning.missing_past import in_the_present, missed_past
 from airflow_provider_cdc.sources.api.planning import check_load
 from airflow_provider_cdc.sources.api.source import Source

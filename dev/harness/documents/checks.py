@@ -11,7 +11,7 @@ from airflow_provider_cdc.core.checks import Check, Moment
 from airflow_provider_cdc.core.positions.kinds import KINDS
 
 _MODULES: Mapping[str, Sequence[str]] = {
-    "run": ("operators.arguments.checks", "jobs.checks"),
+    "run": ("operators.planning.checks", "jobs.checks"),
     **{kind: (f"sources.{kind}.checks.registry",) for kind in KINDS},
 }
 
