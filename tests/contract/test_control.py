@@ -19,7 +19,7 @@ from airflow_provider_cdc.core.control.acts import act_on
 from airflow_provider_cdc.core.options.run import LimitOptions
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, RunStopped
-from airflow_provider_cdc.jobs.control import controller
+from airflow_provider_cdc.jobs.runtime import controller
 from airflow_provider_cdc.sources.api.planning import check_load
 from airflow_provider_cdc.sources.api.registry import open_source
 from harness.pipeline import Pipeline, published_counts

@@ -43,7 +43,6 @@ from airflow_provider_cdc.jobs.certificate.scrub import scrub
 from airflow_provider_cdc.jobs.changes.net_change_files import NetChangeFiles, bucket_ranges
 from airflow_provider_cdc.jobs.consolidate.publish import publish, record_copies, release_past, release_slot
 from airflow_provider_cdc.jobs.consolidate.remove_old_copies import check_own_copies, prune_old_copies
-from airflow_provider_cdc.jobs.control.controller import check_interrupts
 from airflow_provider_cdc.jobs.extract_delta.change_feed import stage_feeds
 from airflow_provider_cdc.jobs.extract_delta.feed_gaps import feed_gaps, gaps_of_latest, say_feed_gaps
 from airflow_provider_cdc.jobs.extract_delta.step import read_net_change
@@ -51,6 +50,7 @@ from airflow_provider_cdc.jobs.extract_delta.window_changes import read_changes
 from airflow_provider_cdc.jobs.reads.table_files import read_table_files
 from airflow_provider_cdc.jobs.reads.unrepresentable_rows import check_remaining, surviving
 from airflow_provider_cdc.jobs.roll_forward.plan import BaseFile, look_at_bases, record_damage_on_error, roll_forward
+from airflow_provider_cdc.jobs.runtime.controller import check_interrupts
 from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, log, table
 from airflow_provider_cdc.jobs.runtime.skipped import add_nulled, check_some_left, log_nulled, log_skipped
 from airflow_provider_cdc.jobs.runtime.step import Step, clean, run_step

@@ -31,7 +31,6 @@ from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import CdcError, DecodeError, ExactnessError, SchemaChanged
 from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.filter_images import needs_composing
-from airflow_provider_cdc.jobs.control.controller import paused_seconds
 from airflow_provider_cdc.jobs.extract_delta.window_changes import WindowChanges, window_changes, write_changes
 from airflow_provider_cdc.jobs.extract_delta.windows import BACK, Window, check_bases, windows_of
 from airflow_provider_cdc.jobs.log.keyless import CountChanges
@@ -44,6 +43,7 @@ from airflow_provider_cdc.jobs.log.read_segment import (
 from airflow_provider_cdc.jobs.reads.table_files import read_table_files
 from airflow_provider_cdc.jobs.restart.altered import altered_table, described, look_for_altered, may_restart
 from airflow_provider_cdc.jobs.restart.move import restart_run
+from airflow_provider_cdc.jobs.runtime.controller import paused_seconds
 from airflow_provider_cdc.jobs.runtime.piece_progress import SEGMENTS, PartPiece, PieceWatch, forget, piece_of_segment
 from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, log
 from airflow_provider_cdc.jobs.runtime.retry import retry

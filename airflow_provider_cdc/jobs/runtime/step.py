@@ -28,7 +28,7 @@ from airflow_provider_cdc.core.shards.published import files_of_copy
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestError
-from airflow_provider_cdc.jobs.control.controller import controlled
+from airflow_provider_cdc.jobs.runtime.controller import controlled
 from airflow_provider_cdc.jobs.runtime.driver import catalog_from_environment
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.retry import retry

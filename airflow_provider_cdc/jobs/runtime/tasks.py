@@ -35,7 +35,7 @@ from airflow_provider_cdc.compat import executor_count, is_stopped
 from airflow_provider_cdc.core.storage.uri import StorageSettings, current, install
 from airflow_provider_cdc.counted import duration
 from airflow_provider_cdc.errors import CdcError, TerminalError, TransientError
-from airflow_provider_cdc.jobs.control.controller import check_interrupts
+from airflow_provider_cdc.jobs.runtime.controller import check_interrupts
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.retry import BUDGET_SECONDS, RetryBudget, is_transient
 

@@ -19,12 +19,12 @@ from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.tables.published import published_columns
 from airflow_provider_cdc.errors import SourceUnavailable
 from airflow_provider_cdc.jobs.changes.filter_images import copied
-from airflow_provider_cdc.jobs.control.turn import GivenUp, ReadTurn
 from airflow_provider_cdc.jobs.reads.table_files import ReadFiles, Unit
 from airflow_provider_cdc.jobs.reads.unrepresentable_rows import OddRow, check_count, noted
 from airflow_provider_cdc.jobs.runtime.piece_progress import UnderWay
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.skipped import TABLE_ERRORS, reason
+from airflow_provider_cdc.jobs.runtime.turn import GivenUp, ReadTurn
 from airflow_provider_cdc.jobs.snapshot.parts import Extent, KeyExtents, Part, check_key_order, piece_of_part
 from airflow_provider_cdc.sources.api.reading import ChunkReader
 from airflow_provider_cdc.sources.api.source import Source

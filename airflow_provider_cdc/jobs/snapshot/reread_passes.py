@@ -33,7 +33,7 @@ from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import TransientError, ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes import net_change_files
-from airflow_provider_cdc.jobs.control.controller import (
+from airflow_provider_cdc.jobs.runtime.controller import (
     RunPaused,
     check_interrupts,
     giving_up_when_paused,

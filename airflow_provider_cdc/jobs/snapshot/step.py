@@ -19,7 +19,6 @@ from airflow_provider_cdc.core.run.results import SNAPSHOT, SnapshotResult, Tabl
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import SourceUnavailable, TerminalError, TransientError
-from airflow_provider_cdc.jobs.control import controller
 from airflow_provider_cdc.jobs.log.log import tidy
 from airflow_provider_cdc.jobs.reads.table_files import (
     ReadFiles,
@@ -31,6 +30,7 @@ from airflow_provider_cdc.jobs.reads.table_files import (
 )
 from airflow_provider_cdc.jobs.restart.altered import look_for_altered, may_restart, note_altered
 from airflow_provider_cdc.jobs.restart.move import restart_run
+from airflow_provider_cdc.jobs.runtime import controller
 from airflow_provider_cdc.jobs.runtime.piece_progress import PARTS, PartPiece, PieceWatch, forget
 from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, log, table
 from airflow_provider_cdc.jobs.runtime.retry import RetryBudget, retry

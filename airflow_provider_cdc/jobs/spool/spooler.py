@@ -22,8 +22,8 @@ from airflow_provider_cdc.core.run.results import SNAPSHOT
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import TransientError
-from airflow_provider_cdc.jobs.control.controller import check_interrupts
 from airflow_provider_cdc.jobs.log.log import NAME, RunLog, logs_of
+from airflow_provider_cdc.jobs.runtime.controller import check_interrupts
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.sources.api.source import Source

@@ -13,7 +13,7 @@ import pytest
 from airflow_provider_cdc.core.control import effective
 from airflow_provider_cdc.core.control.effective import GO, HOLD, PAUSE, Effective
 from airflow_provider_cdc.errors import SourceUnavailable
-from airflow_provider_cdc.jobs.control import turn
+from airflow_provider_cdc.jobs.runtime import turn
 from tests.jobs import history_source
 from tests.jobs.conftest import MakeRunner
 from tests.jobs.history_source import HistorySource, random_history

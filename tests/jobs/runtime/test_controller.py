@@ -15,8 +15,8 @@ from airflow_provider_cdc.core.control.acts import act_on
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import RunStopped
-from airflow_provider_cdc.jobs.control import controller, turn
-from airflow_provider_cdc.jobs.control.controller import controlled, measure
+from airflow_provider_cdc.jobs.runtime import controller, turn
+from airflow_provider_cdc.jobs.runtime.controller import controlled, measure
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.snapshot.reread import ReadAgain
 from airflow_provider_cdc.jobs.spool import spooler as spooler_module

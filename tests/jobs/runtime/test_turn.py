@@ -12,8 +12,8 @@ import pytest
 from airflow_provider_cdc.core.control import effective
 from airflow_provider_cdc.core.control.effective import READERS, Effective
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.jobs.control import turn
-from airflow_provider_cdc.jobs.control.controller import (
+from airflow_provider_cdc.jobs.runtime import turn
+from airflow_provider_cdc.jobs.runtime.controller import (
     ALIVE_SECONDS,
     IDLE_SECONDS,
     SHARES,

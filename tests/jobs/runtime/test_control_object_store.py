@@ -20,8 +20,8 @@ from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.uri import StorageSettings, using
 from airflow_provider_cdc.errors import RunStopped
-from airflow_provider_cdc.jobs.control import controller, turn
-from airflow_provider_cdc.jobs.control.controller import check_interrupts, controlled
+from airflow_provider_cdc.jobs.runtime import controller, turn
+from airflow_provider_cdc.jobs.runtime.controller import check_interrupts, controlled
 from harness.http_faults import REFUSED, Faults, http_faults
 from harness.s3_server import ADMIN
 from tests.jobs.history_run import begin_run

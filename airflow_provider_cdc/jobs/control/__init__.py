@@ -1,1 +1,0 @@
-"""Control of a step in progress: pause, stop, limits, and the governor"""
