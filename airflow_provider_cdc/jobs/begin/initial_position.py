@@ -159,10 +159,9 @@ def _goes_on(run: Run, source: Source, plans: Sequence[TablePlan], options: Step
     if not run.committed:
         try:
             source.check_identity(run.expected_identity(), manifest.initial)
-            carried = {entry.start for entry in manifest.tables if entry.basis and entry.basis.table}
             for key, start in manifest.starts.items():
-                # Otherwise the run has recorded the log since these reads, or can read these tables again.
-                if key not in carried and not run.pieces(key):
+                # Otherwise the run has recorded the log since these reads.
+                if not run.pieces(key):
                     source.check_identity(start.facts, manifest.position_of(key))
         except LogGone as error:
             _log.warning("The run begins anew: %s", error)

@@ -244,13 +244,15 @@ def test_a_publication_that_was_altered_before_the_move_stops_the_run(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("statement", ["TRUNCATE orders", "ALTER TABLE orders ADD c integer DEFAULT 5"])
 def test_a_run_that_lost_the_slot_of_earlier_reads_begins_anew(
-    primary: PostgresServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    statement: str, primary: PostgresServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also if another table with this slot is carried over its schema change."""
     schema = _small_tables(primary)
     run = Pipeline(spark, settings_of(primary), tmp_path.as_uri(), [f"{schema}.*"])
     run.record()
-    act_during(run, DURING[0], lambda: _alter(primary, schema, ("TRUNCATE orders",)), monkeypatch)
+    act_during(run, DURING[0], lambda: _alter(primary, schema, (statement,)), monkeypatch)
     run.snapshot()
     (start,) = Run.load(run.run).manifest.starts.values()
     primary.query(f"SELECT pg_drop_replication_slot('{start.facts.slot}')")
