@@ -48,7 +48,7 @@ def altered_table(step: Step, error: CdcError) -> str | None:
     if not isinstance(error, SchemaChanged) or not (may_restart(step) or may_leave_out(step)):
         return None
     rolls = must_be_rolled(step.manifest.options)
-    names = [str(entry.table.name) for entry in step.tables if not (rolls and entry.base)]
+    names = [str(entry.table.name) for entry in step.tables if not (entry.left_out or (rolls and entry.base))]
     return named(error, names)
 
 
