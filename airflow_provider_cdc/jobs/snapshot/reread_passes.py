@@ -26,6 +26,7 @@ import pyarrow as pa
 from airflow_provider_cdc.core.parquet.writer import QUICKEST
 from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.run import manifest as plan
+from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.results import Nulled, Skipped, SnapshotResult
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.staging import StagedFile
@@ -184,7 +185,7 @@ def _read_again(
         log("snapshot: exporting a snapshot to read the last touched rows: waiting for open write transactions")
         with source.share_reads(lock) as shared:
             opened = time.monotonic()
-            bound = shared.bound_view([entry.table for entry in step.tables if not entry.left_out])
+            bound = shared.bound_view([entry.table for entry in step.tables if _is_copied(step, entry)])
             if (incarnations() | passed) - {bound.incarnation}:
                 return None
             keys.add(_touched(step, tail, bound.log_end))
@@ -215,8 +216,13 @@ def followed(step: Step) -> list[TrackedTable]:
     return [
         TrackedTable(index, entry.table, keys_only=True, forward=bool(entry.base))
         for index, entry in enumerate(step.tables)
-        if entry.consistency == "again" and not entry.left_out
+        if entry.consistency == "again" and _is_copied(step, entry)
     ]
+
+
+def _is_copied(step: Step, entry: RunTable) -> bool:
+    """Whether the run has not left the table out, and does not leave it out now, because it was altered."""
+    return not entry.left_out and str(entry.table.name) not in step.altered
 
 
 def _touched(step: Step, tail: Tails, log_end: LogEnd | None = None) -> list[StagedFile]:

@@ -107,21 +107,16 @@ def read_tables(step: Step) -> SnapshotResult:
     seen: SeenRows | None = None
     for _ in range(READS):
         bound = _read_all(step, plan, done)
-        if step.altered and not _stale(done, bound):
-            break
-        if step.manifest.at_upper and not _stale(done, bound):
-            try:
-                seen = _read_again(step, plan, done)
-            except TerminalError as error:
-                if not note_altered(step, error):
-                    raise
-                _drop_read_in_view(step, parts, done)
-                break
-            bound = seen.bound if seen else step.source.bound_reads()
+        moves = bool(step.altered) and may_restart(step)
+        if step.manifest.at_upper and not moves and not _stale(done, bound):
+            seen = _read_again(step, plan, done)
+            moves = bool(step.altered) and may_restart(step)
+            if not moves:
+                bound = seen.bound if seen else step.source.bound_reads()
         # A crash of the server can undo changes that the run has already read. The log does not have these changes, so
         # parts that were read before the crash cannot be rewound.
         stale = _stale(done, bound)
-        if not stale and (seen or not step.manifest.at_upper):
+        if not stale and (seen or moves or not step.manifest.at_upper):
             break
         log(f"snapshot: the server restarted meanwhile; reading {format_count(len(stale), 'part')} again")
         for number in stale:
@@ -141,12 +136,12 @@ def read_tables(step: Step) -> SnapshotResult:
     files = with_ends(step, files_by_table(step.tables, parts, done)) | files_of_bases(step)
     nulled_now = [(_name(step, part), done[part.number].nulled) for part in parts if part.number in done]
     nulled = add_nulled([*nulled_of_bases(step), *nulled_now])
-    restarted = step.altered | undone(step, bound)
-    if restarted and may_restart(step):
-        raise restart_run(step, restarted, _read_in_full(step, parts, done, files), bound, nulled)
+    lost = undone(step, bound)
+    if lost or (step.altered and may_restart(step)):
+        raise restart_run(step, step.altered | lost, _read_in_full(step, parts, done, files), bound, nulled)
 
     skipped = {_name(step, part): done[part.number].refused for part in parts if part.number in done}
-    skipped = {name: why for name, why in skipped.items() if why} | restarted | step.left_out
+    skipped = {name: why for name, why in skipped.items() if why} | step.altered | step.left_out
     if seen:
         skipped |= seen.skipped
     check_some_left([name for name in files if name not in skipped], skipped)
@@ -213,6 +208,8 @@ def _read_all(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> Uppe
 
 
 def _read_again(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> SeenRows | None:
+    """Read touched rows again. Return None if the server was restarted meanwhile, or if the run moves, because a table
+    was altered."""
     watch = SourceWatch(step)
     patience = RetryBudget("snapshot: read in one exported snapshot")
 
@@ -221,11 +218,21 @@ def _read_again(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> Se
 
     def in_view(shared: Source) -> None:
         _drop_read_in_view(step, plan.orders, done)
-        missing = [part for part in plan.orders if part.number not in done]
+        missing = [part for part in plan.orders if part.number not in done and _name(step, part) not in step.altered]
         if missing:
             _read_missing(step, plan.id, missing, shared, done, watch, patience, brief=True)
 
-    return read_again(step, incarnations, in_view, watch.poll)
+    while True:
+        left = [str(entry.table.name) for entry in step.tables if not entry.left_out]
+        check_some_left([name for name in left if name not in step.altered], step.altered)
+        try:
+            return read_again(step, incarnations, in_view, watch.poll)
+        except TerminalError as error:
+            if not note_altered(step, error):
+                raise
+            _drop_read_in_view(step, plan.orders, done)
+            if may_restart(step):
+                return None
 
 
 def _drop_read_in_view(step: Step, parts: Sequence[Part], done: dict[int, PartRecord]) -> None:

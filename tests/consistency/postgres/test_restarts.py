@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.core.options.lake import MergeOptions
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import ExactnessError, LogGone
+from airflow_provider_cdc.jobs.restart import altered
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_recovery import PostgresRecovery
 from harness.postgres_server import PostgresServer
@@ -288,9 +289,35 @@ def test_a_run_that_reads_rows_again_goes_on_without_a_table_that_was_dropped(
     schema = _small_tables(primary, "DEFAULT")
     run = Pipeline(spark, settings_of(primary), tmp_path.as_uri(), [f"{schema}.*"], on_table_error="skip")
     run.record()
-    altered = ("visits", "guests") if others == "altered" else ()
-    statements = ("DROP TABLE orders", *(f"ALTER TABLE {name} ADD c integer" for name in altered))
+    more = ("visits", "guests") if others == "altered" else ()
+    statements = ("DROP TABLE orders", *(f"ALTER TABLE {name} ADD c integer" for name in more))
     act_during(run, DURING[0], lambda: _alter(primary, schema, statements), monkeypatch)
+    run.finish()
+    assert len(Run.load(run.run).manifest.restarts) == 1
+    assert list(run.found["consolidate"]["skipped"]) == [f"{schema}.orders"]
+    _check_present_rows(run, primary)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("identity", ["FULL", "DEFAULT"])
+def test_a_run_that_moves_no_more_leaves_altered_tables_out(
+    identity: str,
+    primary: PostgresServer,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(altered, "LIMIT", 1)
+    schema = _small_tables(primary, identity)
+    run = Pipeline(spark, settings_of(primary), tmp_path.as_uri(), [f"{schema}.*"], on_table_error="skip")
+    run.record()
+    # Otherwise the position of the run is before these changes.
+    touched = ("UPDATE visits SET note = 'late' WHERE id < 5",) if identity == "DEFAULT" else ()
+    acts = {
+        DURING[0]: lambda: _alter(primary, schema, ("DELETE FROM visits WHERE id = 9", "TRUNCATE orders")),
+        DURING[1]: lambda: _alter(primary, schema, (*touched, "TRUNCATE orders")),
+    }
+    _act_at(run, acts, monkeypatch)
     run.finish()
     assert len(Run.load(run.run).manifest.restarts) == 1
     assert list(run.found["consolidate"]["skipped"]) == [f"{schema}.orders"]
