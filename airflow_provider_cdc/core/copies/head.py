@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any
 
-from airflow_provider_cdc.core.positions.facts import Trace, number_in
+from airflow_provider_cdc.core.positions.facts import Trace, history_in, number_in
+from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.kinds import KINDS, Kind, parse_position
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.storage import records
@@ -82,8 +83,8 @@ def is_of_another_source(copy: Copy, source: Mapping[str, str], position: Positi
     """Return whether ``copy`` is of a source other than ``source``. The source has reached ``position`` (None: its
     position is unknown). Unknown facts do not count as a difference.
 
-    For some kinds (`Kind.takes_over`), another server counts as the same source if it has the same connection and
-    includes the copy's position, because it took over from the copy's server.
+    For some kinds (`Kind.takes_over`), another server counts as the same source if it has the same connection and some
+    transactions of the copy's position: it took over from the copy's server. It may lack others that were lost.
     """
     source_of_copy = known_source(copy)
     if _differ(source_of_copy, source, "kind") or _differ(source_of_copy, source, "database"):
@@ -97,7 +98,7 @@ def is_of_another_source(copy: Copy, source: Mapping[str, str], position: Positi
         copied = parse_position(kind.name, position_of(copy))
     except PositionError:
         return True
-    return not (copied and type(copied) is type(position) and copied <= position)
+    return not (isinstance(copied, GtidSet) and isinstance(position, GtidSet) and copied & position)
 
 
 def is_of_another(copy: Copy, latest: Copy) -> bool:
@@ -105,11 +106,23 @@ def is_of_another(copy: Copy, latest: Copy) -> bool:
     a difference."""
     if not latest.source or copy.run_id == latest.run_id:
         return False
-    another = is_of_another_source(copy, latest.source, parsed_position_of(latest))
-    # When another server takes over, a run of the earlier server may end later than a run of the new server.
-    if another and copy.source:
-        another = is_of_another_source(latest, copy.source, parsed_position_of(copy))
-    return another
+    if is_of_another_source(copy, latest.source, parsed_position_of(latest)):
+        return True
+    if not _differ(copy.source, latest.source, "server"):
+        return False
+    # When another server takes over, a run of the earlier server may end later than a run of the new server. But if
+    # both servers accept writes, each has transactions that the other lacks, and neither copy follows the other. Then a
+    # run must have found that the history of one of them has ended.
+    one, other = parsed_position_of(copy), parsed_position_of(latest)
+    follows = one is not None and other is not None and (one <= other or other <= one)
+    return not (follows or _has_ended(copy, latest) or _has_ended(latest, copy))
+
+
+def _has_ended(copy: Copy, by: Copy) -> bool:
+    """Return whether the run of ``by``, or an earlier one, found that the history of ``copy`` has ended."""
+    known, own = history_in(by.history), history_in(copy.history)
+    ended = known.superseded if known is not None else ()
+    return any(one.run_id == copy.run_id or (own is not None and one.id == own.id) for one in ended)
 
 
 def is_newer(copy: Copy, than: Copy) -> bool:
@@ -186,7 +199,9 @@ def parsed_position_of(copy: Copy) -> Position | None:
 def trace_of(copy: Copy) -> Trace:
     """Return the trace of ``copy``, by which the source recognizes the history of the copy."""
     mark = copy.history.get("mark", "")
-    return Trace(parsed_position_of(copy), mark if isinstance(mark, str) else "")
+    source = known_source(copy)
+    mark = mark if isinstance(mark, str) else ""
+    return Trace(parsed_position_of(copy), mark, source.get("server", ""), source.get("timeline", ""))
 
 
 def describe(source: Mapping[str, str]) -> str:

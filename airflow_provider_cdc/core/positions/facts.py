@@ -145,10 +145,13 @@ class HistoryRelation(StrEnum):
 @dataclass(frozen=True)
 class Trace:
     """The position and the mark of a copy, by which the source recognizes the copy's history. ``position`` is None if
-    the copy does not record it; ``mark`` is empty in copies of earlier versions."""
+    the copy does not record it; ``mark`` is empty in copies of earlier versions. ``server`` and ``timeline`` are those
+    of the copy's server (`Facts`); empty: unknown."""
 
     position: Position | None
     mark: str = ""
+    server: str = ""
+    timeline: str = ""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ class Kind:
         a key in a server's identity. Positions are comparable only if their servers have the same value of this key.
         Empty: positions are always comparable.
     ``takes_over``
-        whether another server counts as the same source if it has the same connection and includes the copy's position.
+        whether another server counts as the same source if it has the same connection and shares a history with the
+        copy's server: positions are sets of transactions.
     ``keeps_past``
         whether the source retains its past log even if no option requests this.
     """

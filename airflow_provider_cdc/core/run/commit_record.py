@@ -179,7 +179,7 @@ def read_bases(scratch: Storage, bases: Mapping[str, Base]) -> dict[str, Decisio
     decisions = {}
     for run_id, base in bases.items():
         run = published_run(scratch, run_id)
-        if base_of(run) != base:
+        if base_of(run) != replace(base, here=None):
             raise ManifestError(
                 "this run chose to roll forward the copies of its base run, but the base run was replaced later",
                 where=run.folder.uri,

@@ -211,8 +211,11 @@ def bases_of(
             if plan.base_position != base.position or not _alike(expected, now[plan.table]):
                 what = "the table or its last copy changed after the task `preflight` ran"
                 raise SchemaChanged(what, where=str(plan.table), hint=_ANEW)
-        # Run this check after the position is fixed, so that it also finds unlogged changes before the position.
+        # Run these checks after the position is fixed, so that they also find unlogged changes before the position.
         recorded = [] if past else [now[table.name] for table in tables]
+        here = source.take_over(base.identity, run.position, tables)
+        if here != base.identity:
+            bases[run_id] = replace(base, here=here)
         source.check_replaced(base.identity, tables, initial.identity, recorded)
     return bases
 
@@ -226,13 +229,20 @@ def with_known_of_bases(plans: Sequence[TablePlan], initial: InitialPoint, scrat
     """
     runs = {run_id: published_run(scratch, run_id) for run_id in {plan.base for plan in plans if plan.base}}
     bases = {plan.table: _base_table(runs[plan.base], plan.table) for plan in plans if plan.base}
+    # What was known on another server need not hold on this one.
+    own = {
+        plan.table
+        for plan in plans
+        if plan.base and runs[plan.base].manifest.identity.server == initial.identity.server
+    }
     evolutions = {plan.table: plan.evolution for plan in plans if plan.evolution is not None}
 
     def known(table: Table) -> Table:
         base = bases.get(table.name)
         if base is None:
             return table
-        details = {**table.details, KNOWN_AT_POSITION: base.details.get(KNOWN_AT_POSITION, [])}
+        known_then = base.details.get(KNOWN_AT_POSITION, []) if table.name in own else []
+        details = {**table.details, KNOWN_AT_POSITION: known_then}
         eras = evolutions[table.name].eras if table.name in evolutions else ()
         return replace(table, details=details, eras=eras)
 

@@ -46,11 +46,7 @@ _IS_MERGED = "the target has a merged table with this name, which this copy woul
 _RENAME = "use another target, or give the merged table another name"
 _DIGITS = 16
 _READERS = 8
-_TAKEN_OVER = Finding(
-    HistoryRelation.UNKNOWN,
-    "the copy was made from another server, and this server has all transactions of the other server",
-)
-"""If a server took over from another server, the same position means the same rows on both servers."""
+_NO_COPY = Finding(HistoryRelation.UNKNOWN)
 _PROMOTED = Finding(HistoryRelation.UNKNOWN, "a standby was promoted after the copy was made, and has another timeline")
 """A promoted standby has another timeline, and positions on different timelines are not comparable."""
 
@@ -77,7 +73,7 @@ def histories_of(
     # Read the copies before asking the server. Then, if the server reports that its history continues, the server has
     # all transactions that these copies contain.
     before = _copies_before(heads, scratch, plans, present, initial.position)
-    shown = {plan.table: trace_of(copy) for plan in plans if (copy := before[plan.table]) and _is_own(copy, present)}
+    shown = {plan.table: trace_of(copy) for plan in plans if (copy := before[plan.table])}
     # Most tables were copied by the same run, so check each trace once.
     traces = list(dict.fromkeys(shown.values()))
     findings = source.relations(initial.identity, initial.position, traces) if traces else []
@@ -87,7 +83,7 @@ def histories_of(
         copy = before[plan.table]
         if copy is not None and copy.shards and plan.shard is None:
             raise PreflightError([Problem(str(plan.table), _IS_MERGED, _RENAME, str(plan.table))])
-        finding = by_trace[shown[plan.table]] if plan.table in shown else _TAKEN_OVER
+        finding = by_trace[shown[plan.table]] if plan.table in shown else _NO_COPY
         if copy is not None and finding.relation is HistoryRelation.SAME and _is_of_another_timeline(copy, present):
             finding = _PROMOTED
         if copy is not None and plan.base == copy.run_id and _is_lost(copy, finding):
@@ -134,7 +130,7 @@ def _tell(table: TableName, copy: Copy | None, own: History, run_id: str) -> Non
             ended.run_id,
             ended.why,
         )
-    elif own.unproven and own.unproven not in (_TAKEN_OVER.why, _PROMOTED.why) and trace_of(copy).mark:
+    elif own.unproven and own.unproven != _PROMOTED.why and trace_of(copy).mark:
         _log.warning(
             "%s: cannot tell whether the source was set back after the copy of run %s: %s. The run compares only "
             "positions to decide which copy is newer.",
@@ -142,13 +138,6 @@ def _tell(table: TableName, copy: Copy | None, own: History, run_id: str) -> Non
             copy.run_id,
             own.unproven,
         )
-
-
-def _is_own(copy: Copy, present: Mapping[str, str]) -> bool:
-    """Return whether a copy was made from this server. If this server took over from another server, copies that were
-    made from the other server do not count. Copies of the earliest versions do not record their server, and count as
-    made from this server."""
-    return known_source(copy).get("server") in (None, present.get("server"))
 
 
 def _is_of_another_timeline(copy: Copy, present: Mapping[str, str]) -> bool:

@@ -98,8 +98,18 @@ class Starts(ABC):
         :raises ExactnessError: a setting on which the proof depends was changed since the run began.
         """
 
+    def take_over(self, identity: Facts, position: Position, tables: Sequence[Table]) -> Facts:
+        """Return the facts by which the connected server continues what rests on ``position`` of the server of
+        ``identity``: a copy of ``tables``. If it is the same server, these facts are ``identity``.
+
+        :raises SourceReplaced: the position is not in the history of the connected server.
+        :raises ExactnessError: it is unknown whether it is, or the server no longer has the log since the position.
+        :raises SourceUnavailable: the server cannot be reached.
+        """
+        return identity
+
     def relations(self, identity: Facts, position: Position, traces: Sequence[Trace]) -> list[Finding]:
-        """Compare the history of the server of ``identity`` with the histories of earlier copies of this server, and
+        """Compare the history of the server of ``identity`` with the histories of earlier copies of this source, and
         return the relations. The server has everything up to ``position``.
 
         Return `Relation.OTHER` only if it is proved that the histories differ. If they differ, copies of the present

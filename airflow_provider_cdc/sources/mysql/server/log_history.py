@@ -257,20 +257,25 @@ def _created_after(settings: ConnectionSettings, file: str, size: int, following
     return None
 
 
-def log_events(settings: ConnectionSettings, file: str, start: int) -> Generator[HistoryEvent]:
+def log_events(
+    settings: ConnectionSettings, file: str, start: int, without: bytes = log_protocol.NO_GTIDS
+) -> Generator[HistoryEvent]:
     """Yield the events from ``start`` in ``file`` to the end of the log. If no event begins at ``start``, do not yield
-    any event."""
+    any event.
+
+    :param file, without: as in `request_log`.
+    """
     connection = connect(settings)
     try:
         with mapped_errors(f"{settings.address}, log file {file}"):
-            yield from _received(connection, file, start)
+            yield from _received(connection, file, start, without)
     finally:
         connection.drop()
 
 
-def _received(connection: Connection, file: str, start: int) -> Iterator[HistoryEvent]:
+def _received(connection: Connection, file: str, start: int, without: bytes) -> Iterator[HistoryEvent]:
     try:
-        request_log(connection, file, start)
+        request_log(connection, file, start, without)
         while len(data := connection.packet().get_all_data()) > _HEADER.size:
             when, kind, _, size, end, flags = _HEADER.unpack_from(data, 1)
             creation_time = data[_CREATED] if kind == log_protocol.FORMAT_DESCRIPTION else b""
@@ -311,6 +316,8 @@ def previous_gtids(connection: Connection, file: str) -> GtidSet:
 # before the place is unchanged: the file still reaches the place, begins with the same events, and has the same event
 # before the place. If all checks succeed, the server continues the history of the mark. After a reset, or in a restored
 # backup, at least one of the checks fails. After the file has been purged, the histories cannot be compared.
+#
+# Another server has other files. So a mark also has the commit times of the last transactions (`server.commit_times`).
 
 
 _DIGITS = 16
@@ -320,19 +327,21 @@ _NOTHING = "-"
 
 @dataclass(frozen=True)
 class LogMark:
-    """A mark of a position in the log. Its text form is ``binlog.000007:4312@1795298235 <begin> <last>``.
+    """A mark of a position in the log. Its text form is ``binlog.000007:4312@1795298235 <begin> <last> <commits>``.
 
     ``begin`` is a digest of the file's PREVIOUS_GTIDS event, which lists the transactions in earlier files. ``last`` is
     a digest of the event that ends at the place. This digest is known only if the event commits an InnoDB transaction,
-    because only the length of such events is known. An unknown digest is ``-``.
+    because only the length of such events is known. An unknown digest is ``-``. ``commits`` has the commit times of the
+    last transactions before the place (`commit_times.last_commits`). It is empty in marks of earlier versions.
     """
 
     place: LogPlace
     begin: str = _NOTHING
     last: str = _NOTHING
+    commits: str = ""
 
     def __str__(self) -> str:
-        return f"{self.place} {self.begin} {self.last}"
+        return f"{self.place} {self.begin} {self.last}" + (f" {self.commits}" if self.commits else "")
 
     @classmethod
     def parse(cls, text: str) -> LogMark:
@@ -340,27 +349,34 @@ class LogMark:
 
         :raises PositionError: ``text`` does not have this form.
         """
-        place, *digests = text.rsplit(" ", 2)
+        rest, _, commits = text.rpartition(" ")
+        # Digests have no colons.
+        if ":" not in commits:
+            rest, commits = text, ""
+        place, *digests = rest.rsplit(" ", 2)
         if len(digests) != 2:
             raise PositionError(f"{text!r} is not a log mark", hint="use the form PLACE BEGIN LAST")
-        return cls(LogPlace.parse(place), *digests)
+        begin, last = digests
+        return cls(LogPlace.parse(place), begin, last, commits)
 
 
-def mark_of_present(settings: ConnectionSettings, connection: Connection, begun: LogPlace) -> str:
-    """Return the mark of a position that has just been fixed.
+def place_of_present(settings: ConnectionSettings, connection: Connection, begun: LogPlace) -> LogPlace:
+    """Return the place in the log of a position that has just been fixed.
 
     :param begun: a place in the log that was recorded before the position was fixed. The file of the place has a unique
         stamp (`settled_end_of_log`).
     """
     file, position, *_ = log_status(connection)
-    here = replace(begun, position=int(position)) if file == begun.file else settled_end_of_log(settings, connection)
-    return mark_of(settings, here)
+    return replace(begun, position=int(position)) if file == begun.file else settled_end_of_log(settings, connection)
 
 
-def mark_of(settings: ConnectionSettings, place: LogPlace) -> str:
-    """Return the mark of the position at ``place`` in the log."""
+def mark_of(settings: ConnectionSettings, place: LogPlace, commits: str) -> str:
+    """Return the mark of the position at ``place`` in the log.
+
+    :param commits: `LogMark.commits`.
+    """
     _, begin = _begin(settings, place.file)
-    return str(LogMark(place, begin, _last(settings, place)))
+    return str(LogMark(place, begin, _last(settings, place), commits))
 
 
 def check_mark(settings: ConnectionSettings, files: Mapping[str, int], mark: LogMark) -> None:

@@ -84,14 +84,18 @@ CANNOT_READ_LOG = 1236
 """Error code of the server if it does not have the file, or has no event at the position."""
 
 
-def request_log(connection: Connection, name: str, start: int) -> None:
+def request_log(connection: Connection, name: str, start: int, without: bytes = NO_GTIDS) -> None:
     """Request all events of file ``name`` from byte ``start`` on. After the last event of the log, the server reports
     the end instead of waiting for new events.
 
     The position in COM_BINLOG_DUMP has four bytes, but a file can exceed 4 GiB, because a transaction is never split.
     The position in COM_BINLOG_DUMP_GTID has eight bytes. If COM_BINLOG_DUMP_GTID names a file, the server starts at the
-    given position and omits the transactions in the GTID set, which is empty here. This command works only with
-    ``gtid_mode=ON``, so it is used only for positions that need more than four bytes.
+    given position and omits the transactions in the GTID set. This command works only with ``gtid_mode=ON``, so it is
+    used only for positions that need more than four bytes, and for dumps without some transactions.
+
+    :param name: the file. If it is empty, the server begins with the file of the first transaction that is not in
+        ``without``.
+    :param without: an encoded GTID set (`GtidSet.encode`). The server omits its transactions.
     """
     # The server ends an older dump with the same replica UUID, so each request needs a unique UUID.
     unique = str(uuid.uuid4())
@@ -103,8 +107,8 @@ def request_log(connection: Connection, name: str, start: int) -> None:
     )
     server_id = random.randrange(1 << 31, 1 << 32)
     file = name.encode()
-    if start < 1 << 32:
+    if start < 1 << 32 and without == NO_GTIDS:
         connection.send(COM_BINLOG_DUMP, struct.pack("<IHI", start, NON_BLOCK, server_id) + file)
         return
     head = struct.pack("<HII", NON_BLOCK, server_id, len(file))
-    connection.send(COM_BINLOG_DUMP_GTID, head + file + struct.pack("<QI", start, len(NO_GTIDS)) + NO_GTIDS)
+    connection.send(COM_BINLOG_DUMP_GTID, head + file + struct.pack("<QI", start, len(without)) + without)

@@ -20,6 +20,7 @@ from airflow_provider_cdc.sources.api.planning import (
     THREADS_RUNNING,
     one_number,
 )
+from airflow_provider_cdc.sources.mysql.server.commit_times import last_commits
 from airflow_provider_cdc.sources.mysql.server.driver import LOCK_WAIT_TIMEOUT
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.log_history import (
@@ -27,7 +28,7 @@ from airflow_provider_cdc.sources.mysql.server.log_history import (
     log_files,
     log_status,
     mark_of,
-    mark_of_present,
+    place_of_present,
     previous_gtids,
     settled_end_of_log,
 )
@@ -87,17 +88,23 @@ def identity(settings: ConnectionSettings, connection: Connection) -> MysqlFacts
 
 
 def with_mark(
-    settings: ConnectionSettings, connection: Connection, facts: MysqlFacts, place: LogPlace | None = None
+    settings: ConnectionSettings,
+    connection: Connection,
+    facts: MysqlFacts,
+    position: GtidSet,
+    place: LogPlace | None = None,
 ) -> MysqlFacts:
-    """Return ``facts`` with the mark of a position (`LogMark`). The position must have been fixed after ``facts`` were
-    read.
+    """Return ``facts`` with the mark of ``position`` (`LogMark`). The position must have been fixed after ``facts``
+    were read.
 
     :param place: the place of the position in the log. None: the current end of the log.
     """
     here = RunSettings.of(settings, facts)
     if place is None:
-        return replace(facts, mark=mark_of_present(here, connection, facts.place))
-    return replace(facts, begun=place, mark=mark_of(here, place))
+        there = place_of_present(here, connection, facts.place)
+    else:
+        there, facts = place, replace(facts, begun=place)
+    return replace(facts, mark=mark_of(here, there, last_commits(here, connection, there.file, position)))
 
 
 def started(connection: Connection) -> str:

@@ -14,7 +14,7 @@ from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.starts import Starts
-from airflow_provider_cdc.sources.mysql.server import log_history, server
+from airflow_provider_cdc.sources.mysql.server import server
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.session import RunSettings, session, value
 from airflow_provider_cdc.sources.mysql.steps import snapshot
@@ -40,9 +40,18 @@ class MysqlStarts(Starts):
             check_identity(self.settings, connection, MysqlFacts.of(identity), GtidSet.expect(position))
 
     def relations(self, identity: Facts, position: Position, traces: Sequence[Trace]) -> list[Finding]:
+        from airflow_provider_cdc.sources.mysql.steps import takeover
+
         here = RunSettings.of(self.settings, MysqlFacts.of(identity), GtidSet.expect(position))
         with session(here) as connection:
-            return log_history.relations(here, connection, traces)
+            return takeover.relations(here, connection, traces)
+
+    def take_over(self, identity: Facts, position: Position, tables: Sequence[Table]) -> Facts:
+        from airflow_provider_cdc.sources.mysql.steps import takeover
+
+        facts = MysqlFacts.of(identity)
+        found = takeover.continued(self.settings, facts, GtidSet.expect(position), tables)
+        return identity if found is facts else found.recorded()
 
     def check_past(self, as_of: AsOf, plans: Sequence[TablePlan], options: StepOptions) -> None:
         from airflow_provider_cdc.sources.mysql.steps import past
@@ -81,8 +90,8 @@ class MysqlStarts(Starts):
 
     def check_replaced(self, identity: Facts, tables: Sequence[Table], until: Facts, now: Sequence[Table]) -> None:
         with session(self.settings) as connection:
-            # Table identities can be compared only on the same server. When copies are rolled forward, `check_since`
-            # checks that the server is the same.
+            # Table identities can be compared only on the same server. For copies of another server, `take_over` checks
+            # the tables.
             if value(connection, "@@global.server_uuid") == identity.server:
                 hint = "clear the task `preflight` and all tasks after it"
                 if look_replaced(connection, tables, {}):

@@ -72,7 +72,7 @@ def record_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[Table
             raise PreflightError(problems)
         unaltered = partial(unaltered_since, settings, connection, past.prefix.place, tables)
         tables = with_known_at_position(connection, tables, plans, unaltered)
-        server_identity = with_mark(settings, connection, server_identity, past.prefix.place)
+        server_identity = with_mark(settings, connection, server_identity, past.prefix.position, past.prefix.place)
     return InitialPoint(past.prefix.position, server_identity.recorded(), tables, 0.0)
 
 

@@ -33,6 +33,7 @@ from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, file
 from airflow_provider_cdc.sources.mysql.server.session import Connection, session, value
 from airflow_provider_cdc.sources.mysql.steps.check_identity import check_identity
 from airflow_provider_cdc.sources.mysql.steps.past import resolve
+from airflow_provider_cdc.sources.mysql.steps.takeover import take_over, without_known
 from airflow_provider_cdc.sources.mysql.tables.cascades import relies_on_log
 from airflow_provider_cdc.sources.mysql.tables.schema import difference, read_tables
 
@@ -52,6 +53,9 @@ def refusals_since(
 ) -> dict[TableName, str]:
     """Implements `Source.refusals_since`."""
     with session(settings) as connection:
+        taken = take_over(settings, connection, facts, start)
+        if taken is not None:
+            facts, tables = taken.facts, [without_known(table) for table in tables]
         check_identity(settings, connection, facts, start, Moment.ROLL_FORWARD)
         context = PositionContext(connection, position=start)
         if problems := problems_of(REPLICATED, Moment.ROLL_FORWARD, context):
@@ -100,7 +104,10 @@ def refusals_since(
         # Check for replaced tables last. If a logged statement replaced a table, the search of the log has already
         # found the statement and named it in the reason.
         fit = [table for table in fit if table.name not in refused]
-        replaced = replaced_since(settings, connection, begin, fit, until=end)
+        if taken is not None:
+            replaced = taken.replaced(connection, fit)
+        else:
+            replaced = replaced_since(settings, connection, begin, fit, until=end)
         return refused | {name: f"since the copy {why}" for name, why in replaced.items()}
 
 

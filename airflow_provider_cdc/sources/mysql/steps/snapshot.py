@@ -74,7 +74,7 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
             position, lock_seconds = executed(connection), 0.0
         if not position:
             raise PreflightError([NO_POSITION])
-        server_identity = with_mark(settings, connection, server_identity)
+        server_identity = with_mark(settings, connection, server_identity, position)
         # Repeat the checks of preflight. All changes from now on are in the window.
         context = of_recorded(connection, tables_of(connection, plans), plans)
         problems = problems_of(OF_TABLES, Moment.POSITION_FIXED, context)

@@ -1,0 +1,88 @@
+"""The commit times by which a transaction is recognized on another server.
+
+A GTID identifies a transaction only within one history: in a restored backup, or after a crash with sync_binlog=0, the
+server gives the same GTIDs to other transactions. But replication keeps the time at which the transaction was committed
+on its first server, in microseconds (``original_commit_timestamp``). If a GTID has the same time on two servers, it is
+the same transaction on both, and so are all earlier transactions.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing, suppress
+
+from airflow_provider_cdc.core.positions.gtid import Gtid, GtidSet
+from airflow_provider_cdc.errors import LogGone
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.server import log_protocol
+from airflow_provider_cdc.sources.mysql.server.log_history import HistoryEvent, log_events, log_files, previous_gtids
+from airflow_provider_cdc.sources.mysql.server.session import Connection, value
+
+_HAS_TIMES = 2
+_TIME_AT, _TIME_BYTES = 42, 7
+_ORIGINAL_FOLLOWS = 1 << 55
+
+
+def last_commits(settings: ConnectionSettings, connection: Connection, file: str, position: GtidSet) -> str:
+    """Return the commit times of the last transactions of ``position``, one for each server whose transactions are in
+    the same log file, as text: ``uuid:number@microseconds``, separated by commas.
+
+    Empty: the log has none of them, or they have tags, whose events have another format.
+
+    :param file: the log file in which the position is.
+    """
+    names = list(log_files(connection))
+    recent = GtidSet()
+    with suppress(LogGone):
+        for name in reversed(names[: names.index(file) + 1] if file in names else []):
+            if recent := position - previous_gtids(connection, name):
+                break
+    last = [Gtid(uuid, tag, intervals[-1][1] - 1) for uuid, tag, intervals in recent.items() if not tag]
+    found = commit_times(settings, connection, GtidSet.of(last))
+    return ",".join(f"{gtid}@{when}" for gtid, when in sorted(found.items()))
+
+
+def difference(settings: ConnectionSettings, connection: Connection, commits: str) -> str | None:
+    """Return why the transactions of ``commits`` (`last_commits`) are not those that have these GTIDs on this server.
+
+    Empty: they are. None: the server no longer has any of them in its log.
+    """
+    wanted = dict(one.rsplit("@", 1) for one in commits.split(",") if one)
+    found = commit_times(settings, connection, GtidSet.parse(",".join(wanted)))
+    others = sorted(gtid for gtid, when in found.items() if str(when) != wanted[gtid])
+    if others:
+        return f"{', '.join(others)} is another transaction there: a backup was restored, or a server lost transactions"
+    return "" if found else None
+
+
+def commit_times(settings: ConnectionSettings, connection: Connection, wanted: GtidSet) -> dict[str, int]:
+    """Return the original commit times of a few transactions, in microseconds since 1970, by the text of the GTID.
+
+    Transactions that are no longer in the log are omitted. The server reads the files from the first of these
+    transactions on, but sends hardly anything else.
+    """
+    # Read gtid_purged first: the server may purge log meanwhile, and then it refuses the request.
+    purged, executed = (
+        GtidSet.parse(value(connection, f"@@global.{name}")) for name in ("gtid_purged", "gtid_executed")
+    )
+    wanted = (wanted & executed) - purged
+    found: dict[str, int] = {}
+    if not wanted:
+        return found
+    with closing(log_events(settings, "", log_protocol.FIRST_POSITION, (executed - wanted).encode())) as events:
+        for event in events:
+            if event.kind == log_protocol.GTID and (one := _original_time(event)) is not None:
+                gtid, when = one
+                if GtidSet.parse(gtid) <= wanted:
+                    found[gtid] = when
+            if len(found) == len(wanted):
+                break
+    return found
+
+
+def _original_time(event: HistoryEvent) -> tuple[str, int] | None:
+    body = event.data[log_protocol.HEADER_BYTES :]
+    if len(body) < _TIME_AT + 2 * _TIME_BYTES or body[25] != _HAS_TIMES:
+        return None
+    gtid = str(Gtid(body[1:17], "", int.from_bytes(body[17:25], "little")))
+    times = [int.from_bytes(body[at : at + _TIME_BYTES], "little") for at in (_TIME_AT, _TIME_AT + _TIME_BYTES)]
+    return gtid, times[1] if times[0] & _ORIGINAL_FOLLOWS else times[0]

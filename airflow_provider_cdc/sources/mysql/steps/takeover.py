@@ -1,0 +1,179 @@
+"""Decides whether a server may continue what rests on a position of another server.
+
+After a failover, a switch or an upgrade by blue/green, the connection leads to another server, with another
+``server_uuid``. Files and offsets of one server mean nothing on another one. But a GTID set does, if the new server
+went through this state: all of its transactions, and no others, are a prefix of the new server's log. Then the rows at
+this position were the same on both servers, and the new server's log has all changes since. So the copy can be rolled
+forward as if it had been made on the new server, at a past position (`steps.past`).
+
+If the old server's last transactions were lost, the position is not in the new server's history. If the new server had
+transactions of its own before it took over (errant transactions), they are in its log before transactions of the
+position, or purged, and no prefix of the log is the position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pymysql
+
+from airflow_provider_cdc.core.checks import Moment, problems_of
+from airflow_provider_cdc.core.positions.facts import Finding, HistoryRelation, Trace
+from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.core.tables.table import KNOWN_AT_POSITION, Table, TableName
+from airflow_provider_cdc.counted import format_count
+from airflow_provider_cdc.errors import ExactnessError, LogGone, PositionError, SchemaChanged, SourceReplaced
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.checks.past import REPLICATED, SINCE, Past, PastContext
+from airflow_provider_cdc.sources.mysql.log.replaced import made_since
+from airflow_provider_cdc.sources.mysql.server import commit_times, log_history
+from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
+from airflow_provider_cdc.sources.mysql.server.log_history import LogMark, mark_of
+from airflow_provider_cdc.sources.mysql.server.server import state
+from airflow_provider_cdc.sources.mysql.server.session import Connection, RunSettings, account, query, session, value
+from airflow_provider_cdc.sources.mysql.steps.past import resolve
+
+_FILTERS = ("replication_applier_filters", "replication_applier_global_filters")
+_TABLE_ACCESS_DENIED = 1142
+_ANEW = "read the tables in full: set `refresh` to `auto` or `full`"
+
+
+class Takeover:
+    """A server that continues what rests on a position of another server.
+
+    :param facts: the facts of this server at the position.
+    """
+
+    def __init__(self, settings: ConnectionSettings, facts: MysqlFacts, past: Past) -> None:
+        self.facts = facts
+        self._settings = settings
+        self._past = past
+
+    def replaced(self, connection: Connection, tables: Sequence[Table]) -> dict[TableName, str]:
+        """Return the tables that a statement outside the log may have replaced since the position, with the reason.
+
+        The identities of tables that were recorded on the other server cannot be compared.
+        """
+        if self._past.until is None:
+            return {}
+        copied = list({one.name: one for table in tables for one in (*table.cascades_from, table)}.values())
+        place = self._past.prefix.place
+        found = made_since(self._settings, connection, place, copied, self._past.until)
+        return {name: why for name, (why, _) in found.items()}
+
+
+def take_over(
+    settings: ConnectionSettings, connection: Connection, facts: MysqlFacts, position: GtidSet
+) -> Takeover | None:
+    """Return how the connected server continues what rests on ``position``. None: it is the server of ``facts``.
+
+    :raises SourceReplaced: the position is not in the server's history.
+    :raises LogGone: the server no longer has the log that shows this, or the log since the position.
+    :raises ExactnessError: settings that the log does not show were changed since the position, or are wrong.
+    """
+    # Read the state first. Then a later comparison finds settings that are changed from now on.
+    here = state(connection)
+    if here.server_uuid == facts.server_uuid:
+        return None
+    found = f"server {facts.server_uuid} was replaced by {here.server_uuid} ({here.hostname})"
+    own = RunSettings.of(settings, here)
+    relation = _relation(own, connection, position, facts.mark)
+    if relation.relation is HistoryRelation.OTHER:
+        raise SourceReplaced(f"{found}: {relation.why}", where=settings.address, hint=_ANEW)
+    if relation.relation is HistoryRelation.UNKNOWN:
+        raise LogGone(f"{found}: {relation.why}", where=settings.address, hint=_ANEW)
+    try:
+        past = resolve(own, position)
+    except SourceReplaced as error:
+        raise SourceReplaced(
+            f"{found}, and has transactions of its own among those of the copy's position: {error.message}",
+            where=settings.address,
+            hint=f"{_ANEW}; do not write on a replica before it takes over",
+        ) from error
+    context = PastContext(connection, position=position, settings=own, past=past, tables=())
+    if problems := problems_of((*REPLICATED, *SINCE), Moment.POSITION_FIXED, context):
+        what = "; ".join(f"{problem.where} {problem.what}" for problem in problems)
+        raise ExactnessError(f"{found}, and since the copy's position: {what}", where=settings.address, hint=_ANEW)
+    _check_filters(settings, connection, found)
+    place = past.prefix.place
+    commits = LogMark.parse(facts.mark).commits
+    return Takeover(own, replace(here, begun=place, mark=mark_of(own, place, commits)), past)
+
+
+def continued(
+    settings: ConnectionSettings, facts: MysqlFacts, position: GtidSet, tables: Sequence[Table]
+) -> MysqlFacts:
+    """Implements `Starts.take_over`."""
+    with session(settings) as connection:
+        taken = take_over(settings, connection, facts, position)
+        if taken is None:
+            return facts
+        for name, why in taken.replaced(connection, tables).items():
+            raise SchemaChanged(why, where=str(name), hint=_ANEW)
+        return taken.facts
+
+
+def without_known(table: Table) -> Table:
+    """Return a table without the facts that were known about it on another server."""
+    return replace(table, details={**table.details, KNOWN_AT_POSITION: []})
+
+
+def relations(settings: RunSettings, connection: Connection, traces: Sequence[Trace]) -> list[Finding]:
+    """Implements `Source.relations` for the server of ``connection``."""
+    found = []
+    for trace in traces:
+        if trace.server in ("", settings.server_uuid):
+            found += log_history.relations(settings, connection, [trace])
+        elif isinstance(trace.position, GtidSet):
+            found.append(_relation(settings, connection, trace.position, trace.mark))
+        else:
+            found.append(Finding(HistoryRelation.UNKNOWN, "the copy does not record its position"))
+    return found
+
+
+def _check_filters(settings: ConnectionSettings, connection: Connection, found: str) -> None:
+    """Check that the server, as a replica, did not leave out changes. Their GTIDs would be in its log without rows."""
+    try:
+        rows = [row for name in _FILTERS for row in query(connection, f"SELECT * FROM performance_schema.{name}")]
+    except pymysql.OperationalError as error:
+        if error.args[0] != _TABLE_ACCESS_DENIED:
+            raise
+        raise ExactnessError(
+            f"{found}, and this user may not see whether the server left out changes as a replica",
+            where=settings.address,
+            hint="; ".join(f"GRANT SELECT ON performance_schema.{name} TO {account(connection)}" for name in _FILTERS),
+        ) from error
+    if rows:
+        raise ExactnessError(
+            f"{found}, and the server has a replication filter: as a replica, it may have left out changes",
+            where=settings.address,
+            hint=_ANEW,
+        )
+
+
+def _relation(settings: RunSettings, connection: Connection, position: GtidSet, mark: str) -> Finding:
+    """Return whether ``position`` and ``mark``, of another server, are in the history of the connected server."""
+    purged, executed = (
+        GtidSet.parse(value(connection, f"@@global.{name}")) for name in ("gtid_purged", "gtid_executed")
+    )
+    if lost := position - executed:
+        why = (
+            f"it lacks {format_count(len(lost), 'transaction')} of the copy, {str(lost)[:200]}: the end of the earlier "
+            "server's log was lost, or a backup was restored"
+        )
+        return Finding(HistoryRelation.OTHER, why)
+    try:
+        commits = LogMark.parse(mark).commits
+    except PositionError:
+        commits = ""
+    if not commits:
+        why = "the copy has no record of the commit times by which its transactions are recognized on another server"
+        return Finding(HistoryRelation.UNKNOWN, why)
+    difference = commit_times.difference(settings, connection, commits)
+    if difference:
+        return Finding(HistoryRelation.OTHER, difference)
+    if difference is None or purged - position:
+        why = "it no longer has the log since the last transactions of the copy"
+        return Finding(HistoryRelation.UNKNOWN, why)
+    return Finding(HistoryRelation.SAME)

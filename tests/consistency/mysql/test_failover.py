@@ -1,0 +1,307 @@
+"""Nights on a pair of servers: another server takes over, and the copies go on, or are read anew with the reason.
+
+After each takeover, the new primary writes changes of its own. Each copy is compared with a full copy.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_provider_cdc.errors import ConfigurationError, PreflightError
+from harness.mysql_server import MysqlServer
+from harness.pipeline import Pipeline, settings_of
+from harness.throw_away import throw_away
+from tests.consistency.comparing import assert_same_copies
+from tests.soon import soon
+
+pytestmark = pytest.mark.slow
+
+TABLES = ("stock", "visits")
+SHARED = {f"shop.{name}" for name in TABLES}
+
+
+class Fleet:
+    """A primary with nights, and servers that replicate from it."""
+
+    def __init__(self, spark: SparkSession, folder: Path, directory: Path) -> None:
+        self.spark, self.folder, self.directory = spark, folder, directory
+        self.number = 0
+        self.servers: list[MysqlServer] = []
+        self.primary = self.start("a")
+        self.primary.query("RESET BINARY LOGS AND GTIDS")
+        ((self.uuid,),) = self.primary.query("SELECT @@server_uuid")
+        self.do(
+            "CREATE TABLE stock (id INT PRIMARY KEY AUTO_INCREMENT, note VARCHAR(100))",
+            "CREATE TABLE visits (id INT, note VARCHAR(100))",
+            *(f"INSERT INTO {name} VALUES (1, 'a'), (2, 'b'), (3, 'c'), (4, 'd')" for name in TABLES),
+            before=("CREATE DATABASE shop",),
+        )
+
+    def start(self, name: str, **options: str) -> MysqlServer:
+        server = MysqlServer.start(self.directory / name, options={"server_id": str(len(self.servers) + 1), **options})
+        self.servers.append(server)
+        return server
+
+    def replica(self, name: str, **options: str) -> MysqlServer:
+        """Start an empty server that replicates everything from the primary."""
+        server = self.start(name, **options)
+        server.query("RESET BINARY LOGS AND GTIDS")
+        self.follow(server)
+        return server
+
+    def follow(self, server: MysqlServer) -> None:
+        where = f"SOURCE_HOST = '{self.primary.host}', SOURCE_PORT = {self.primary.port}, SOURCE_USER = 'root'"
+        server.query(f"CHANGE REPLICATION SOURCE TO {where}, SOURCE_AUTO_POSITION = 1, GET_SOURCE_PUBLIC_KEY = 1")
+        server.query("START REPLICA")
+        self.caught_up(server)
+
+    def caught_up(self, server: MysqlServer) -> None:
+        (executed,) = self.primary.query("SELECT @@global.gtid_executed")[0]
+        soon(lambda: server.query("SELECT GTID_SUBSET(%s, @@global.gtid_executed)", (executed,)), [(1,)])
+
+    def load(self, server: MysqlServer) -> None:
+        """Restore a dump of the primary, with its position."""
+        login = ["--no-defaults", "--host=127.0.0.1", "--user=root"]
+        dump = [*self.primary.tool("mysqldump"), *login, f"--port={self.primary.port}", "--databases", "shop"]
+        sql = subprocess.run(
+            [*dump, "--set-gtid-purged=ON", "--single-transaction"], capture_output=True, check=True
+        ).stdout
+        client = [*server.tool("mysql"), *login, f"--port={server.port}"]
+        subprocess.run(client, input=sql, check=True)
+
+    def take_over(self, server: MysqlServer) -> None:
+        """Promote a server. The primary is stopped for good."""
+        self.primary.stop()
+        server.query("STOP REPLICA")
+        server.query("RESET REPLICA ALL")
+        self.primary = server
+
+    def do(self, *statements: str, before: tuple[str, ...] = (), server: MysqlServer | None = None) -> None:
+        with (server or self.primary).connect() as connection, connection.cursor() as cursor:
+            for statement in (*before, "USE shop", *statements):
+                cursor.execute(statement)
+
+    def write(self, note: str) -> None:
+        self.do(
+            f"UPDATE stock SET note = '{note}' WHERE id % 2",
+            f"UPDATE visits SET note = '{note}' WHERE id % 2 = 0",
+            f"INSERT INTO stock (note) VALUES ('{note}'), ('{note}')",
+            f"INSERT INTO visits VALUES (1, '{note}'), (1, '{note}')",
+            "DELETE FROM stock WHERE id % 5 = 0",
+        )
+
+    def night(self, refresh: str, lake: str = "lake", **more: Any) -> Pipeline:
+        self.number += 1
+        run_id = f"202601{self.number:02}T000000Z-00000000"
+        target = (self.folder / lake).as_uri()
+        return Pipeline(
+            self.spark, settings_of(self.primary), target, ["shop.*"], run_id=run_id, refresh=refresh, **more
+        )
+
+    def next_night(self, *, forward: bool, because: str = "") -> Pipeline:
+        """Make a night, and compare with a full copy. Return its run."""
+        run = self.night("auto")
+        run_id = run.run.uri.rstrip("/").rpartition("/")[2]
+        run.record()
+        based = {str(plan.table) for plan in run.plans if plan.base}
+        reasons = [plan.reason for plan in run.plans]
+        assert based == (SHARED if forward else set()), reasons
+        assert all(because in reason for reason in reasons), reasons
+        tables = run.finish()["published"]
+        anew = self.night("full", f"anew-{self.number}")
+        anew.record()
+        assert_same_copies(tables, anew.finish()["published"], f"night {self.number}")
+        heads = [run.sink.latest(plan.copy_name) for plan in run.plans]
+        assert {head.run_id if head else "" for head in heads} == {run_id}
+        return run
+
+
+@contextmanager
+def _fleet(spark: SparkSession, folder: Path) -> Iterator[Fleet]:
+    with throw_away("cdc-mysql-") as directory:
+        fleet = Fleet(spark, folder, directory)
+        try:
+            yield fleet
+        finally:
+            for server in fleet.servers:
+                server.stop()
+
+
+@pytest.fixture
+def fleet(spark: SparkSession, tmp_path: Path) -> Iterator[Fleet]:
+    with _fleet(spark, tmp_path) as fleet:
+        yield fleet
+
+
+def test_a_planned_switch_keeps_the_nights_going(fleet: Fleet) -> None:
+    replica = fleet.replica("b")
+    fleet.next_night(forward=False)
+    fleet.write("before the switch")
+    fleet.caught_up(replica)
+    fleet.take_over(replica)
+    fleet.write("after the switch")
+    fleet.next_night(forward=True)
+    fleet.write("later")
+    fleet.next_night(forward=True)
+
+
+@pytest.mark.parametrize("lost", ["before the copy", "after the copy"])
+def test_a_crash_with_a_lost_tail(lost: str, fleet: Fleet) -> None:
+    """The copy rests on transactions that only the old server had; or it does not."""
+    replica = fleet.replica("b")
+    fleet.next_night(forward=False)
+    fleet.write("the last night")
+    fleet.caught_up(replica)
+    if lost == "before the copy":
+        replica.query("STOP REPLICA")
+        fleet.write("lost")
+        fleet.next_night(forward=True)
+    else:
+        fleet.next_night(forward=True)
+        replica.query("STOP REPLICA")
+        fleet.write("lost")
+    fleet.take_over(replica)
+    fleet.write("on the new server")
+    if lost == "before the copy":
+        fleet.next_night(forward=False, because="it lacks 5 transactions of the copy")
+    else:
+        fleet.next_night(forward=True)
+    fleet.write("later")
+    fleet.next_night(forward=True)
+
+
+def test_a_blue_green_upgrade(fleet: Fleet) -> None:
+    """The new server begins with a dump of the old one, whose transactions its log never had, and then replicates."""
+    fleet.write("before the dump")
+    green = fleet.start("green")
+    green.query("RESET BINARY LOGS AND GTIDS")
+    fleet.load(green)
+    fleet.follow(green)
+    fleet.next_night(forward=False)
+    # All transactions of the copy came with the dump: the new server cannot show that they are the same.
+    fleet.caught_up(green)
+    fleet.take_over(green)
+    fleet.write("on green")
+    fleet.next_night(forward=False, because="no longer has the log since the last transactions of the copy")
+    second = fleet.start("second")
+    second.query("RESET BINARY LOGS AND GTIDS")
+    fleet.load(second)
+    fleet.follow(second)
+    fleet.write("replicated")
+    fleet.next_night(forward=True)
+    fleet.caught_up(second)
+    fleet.take_over(second)
+    fleet.write("on the second")
+    fleet.next_night(forward=True)
+
+
+@pytest.mark.parametrize("when", ["before the copy", "after the copy", "before the copy, and purged"])
+def test_errant_transactions(when: str, fleet: Fleet) -> None:
+    """Someone wrote on the replica. A write before the copy is in rows that the copy has of the primary only."""
+    replica = fleet.replica("b")
+    fleet.next_night(forward=False)
+    errant = "UPDATE stock SET note = 'errant' WHERE id IN (1, 2)"
+    if when.startswith("before"):
+        fleet.do(errant, server=replica)
+        fleet.write("before the copy")
+        fleet.caught_up(replica)
+    if when.endswith("purged"):
+        replica.query("FLUSH BINARY LOGS")
+        replica.purge_log()
+        fleet.write("after the purge")
+    fleet.next_night(forward=True)
+    fleet.caught_up(replica)
+    if when == "after the copy":
+        fleet.do(errant, server=replica)
+        fleet.write("later")
+        fleet.caught_up(replica)
+    fleet.take_over(replica)
+    fleet.write("on the new server")
+    if when == "after the copy":
+        fleet.next_night(forward=True)
+    else:
+        of_its_own = "transactions of its own" if when == "before the copy" else "no longer has the log"
+        fleet.next_night(forward=False, because=of_its_own)
+
+
+def test_a_restored_backup_whose_server_gave_the_same_gtids_again(fleet: Fleet) -> None:
+    """The replica of a restored backup has all GTIDs of the copy, but they are other transactions."""
+    fleet.primary.stop()
+    (fleet.directory / "backup").mkdir()
+    shutil.copytree(fleet.primary.data, fleet.directory / "backup" / "data")
+    fleet.primary.restart()
+    fleet.next_night(forward=False)
+    fleet.write("the other history")
+    fleet.next_night(forward=True)
+    fleet.primary.stop()
+    restored = fleet.start("backup")
+    assert restored.query("SELECT @@server_uuid")[0] == (fleet.uuid,)
+    fleet.primary = restored
+    replica = fleet.replica("b")
+    fleet.write("this history")
+    fleet.caught_up(replica)
+    fleet.take_over(replica)
+    fleet.write("on the new server")
+    fleet.next_night(forward=False, because="is another transaction there")
+
+
+@pytest.mark.parametrize("what", ["a setting", "a restart", "a filter", "an unlogged replacement"])
+def test_what_the_log_of_the_new_server_does_not_show(what: str, fleet: Fleet) -> None:
+    replica = fleet.replica("b")
+    fleet.next_night(forward=False)
+    fleet.write("replicated")
+    fleet.caught_up(replica)
+    fleet.next_night(forward=True)
+    fleet.write("since")
+    fleet.caught_up(replica)
+    fleet.take_over(replica)
+    because = {
+        "a setting": "was set at",
+        "a restart": "server was started",
+        "a filter": "replication filter",
+        "an unlogged replacement": "not in the log",
+    }[what]
+    if what == "a setting":
+        replica.query("SET GLOBAL binlog_order_commits = ON")
+    elif what == "a restart":
+        replica.restart()
+    elif what == "a filter":
+        replica.query("CHANGE REPLICATION FILTER REPLICATE_IGNORE_TABLE = (shop.other)")
+    else:
+        fleet.do("SET sql_log_bin = 0", *(f"ALTER TABLE {name} ENGINE = InnoDB" for name in TABLES))
+    fleet.next_night(forward=False, because=because)
+
+
+def test_the_changes_of_a_night_are_refused_if_another_server_does_not_continue_the_copy(fleet: Fleet) -> None:
+    replica = fleet.replica("b")
+    replica.query("STOP REPLICA")
+    fleet.write("lost")
+    fleet.next_night(forward=False)
+    fleet.take_over(replica)
+    run = fleet.night("changes")
+    with pytest.raises(PreflightError, match=r"was replaced by .* it lacks 5 transactions of the copy"):
+        run.record()
+
+
+def test_two_servers_that_both_accept_writes_do_not_replace_copies_of_each_other(fleet: Fleet) -> None:
+    """A run on the old server goes on, and publishes after a run on the new server."""
+    replica, old = fleet.replica("b"), fleet.primary
+    fleet.next_night(forward=False)
+    replica.query("STOP REPLICA")
+    fleet.primary = replica
+    fleet.write("on the new server")
+    fleet.next_night(forward=True)
+    fleet.primary = old
+    fleet.write("on the old server")
+    run = fleet.night("full")
+    run.record()
+    with pytest.raises(ConfigurationError, match="another source"):
+        run.finish()
