@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
+from airflow.exceptions import AirflowProviderDeprecationWarning
+from airflow.sdk import DAG
 
-from airflow_provider_cdc import __version__, errors
+import airflow_provider_cdc
+from airflow_provider_cdc import SnapshotTaskGroup, __version__, errors
+from airflow_provider_cdc.core.options.arguments import declared, places
 from airflow_provider_cdc.nightly import read_nightly
 from harness.documents import PARTS, written
 
@@ -99,12 +105,77 @@ def test_the_error_s_tree_is_drawn_whole() -> None:
     assert set(re.findall(r"[├└]── (\w+)", errors.__doc__ or "")) >= RAISED
 
 
-@pytest.mark.parametrize("page", ["choosing.md", "dag-authors.md", "nightly.md", "options.md"])
-def test_the_snippets_for_authors_of_dags_can_be_parsed(page: str) -> None:
-    snippets = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
-    assert snippets
-    for snippet in snippets:
-        exec(snippet, {"send_to_the_pager": print})
+def _group(*omitted: object, **arguments: Any) -> SnapshotTaskGroup:
+    """Return a task group. Snippets write ``...`` for the arguments that they are not about."""
+    assert set(omitted) <= {...}
+    return SnapshotTaskGroup(**{"source_conn_id": "cdc_mysql", "tables": ["shop.*"], "target": "/lake"} | arguments)
+
+
+# The notes about upgrades show DAGs before and after a change in one snippet.
+SNIPPETS = [
+    pytest.param(part, id=f"{page.relative_to(ROOT)}-{number}")
+    for page in DOCS
+    for number, part in enumerate(
+        (
+            part
+            for snippet in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+            for part in re.split(r"^(?=\w+\(  # after)", snippet, flags=re.MULTILINE)
+        ),
+        1,
+    )
+    if re.search(rf"\b({'|'.join(airflow_provider_cdc.__all__)}|\w+(Operator|Sensor|Notifier))\(", part)
+]
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS)
+def test_the_snippets_for_authors_of_dags_can_be_parsed(snippet: str) -> None:
+    exports = {name: getattr(airflow_provider_cdc, name) for name in airflow_provider_cdc.__all__}
+    with DAG("snippet", schedule=None), warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", AirflowProviderDeprecationWarning)
+        exec(snippet, {**exports, "SnapshotTaskGroup": _group, "send_to_the_pager": print})
+    old = [one for one in found if issubclass(one.category, AirflowProviderDeprecationWarning)]
+    assert bool(old) == ("(  # before" in snippet)
+
+
+MOVED = {one.name: one.place for one in declared() if one.name not in places() and not one.deprecated}
+"""The options that are attributes of objects, by the names that they have in forms and in manifests."""
+FLAT = re.compile(rf"(?<![\w.{{(])({'|'.join(name for name in MOVED if '_' in name)})\b(?!\.)")
+FLAT_IN_CODE = re.compile(rf"`({'|'.join(name for name in MOVED if name != 'changes')})`")
+
+
+def test_messages_name_the_place_where_the_author_of_a_dag_sets_an_option() -> None:
+    """An author who reads `on_table_error` in a hint would look for an argument of this name."""
+    found = list[str]()
+    for module in (ROOT / "airflow_provider_cdc").rglob("*.py"):
+        if module.is_relative_to(ROOT / "airflow_provider_cdc/core/options"):
+            continue  # The texts of forms: their fields have the names of the options.
+        tree = ast.parse(module.read_text())
+        texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:
+                text = re.sub(r"parameter \w+ \(\w+\.\w+\)", "", node.value)
+                if (
+                    " " in text.strip()
+                    and module.name not in OWN_NAMES
+                    and (FLAT.search(text) or FLAT_IN_CODE.search(text))
+                ):
+                    found.append(f"{module.relative_to(ROOT)}:{node.lineno}: {node.value}")
+    assert found == []
+
+
+OWN_NAMES = {"acts.py", "cleaner.py", "verify.py", "control.py"}
+"""The modules whose messages are about arguments of other operators, which have these names."""
+
+
+def test_the_pages_name_options_by_their_places() -> None:
+    """The flat names are in the reference of options, and in the notes about upgrades."""
+    found = list[str]()
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        if page.name in ("options.md", "upgrading.md"):
+            continue
+        text = re.sub(r"<!-- generated.*?<!-- end -->|```.*?```", "", page.read_text(), flags=re.DOTALL)
+        found += [f"{page.name}: {name}" for name in re.findall(r"`((?:on|keep)_\w+|keep|spark_conf|merge)[`:=]", text)]
+    assert found == []
 
 
 def test_the_example_of_the_file_for_nights_is_one_that_can_be_read(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def _judged_by_run(run: Run, known: KnownRuns) -> tuple[str, str]:
     if not is_published(run):
         return "", ""
     if run.manifest.options.keep_slot:
-        return "", "the option keep_slot of its run keeps it"
+        return "", "`Read.keep_slot` of its run keeps it"
     if not known.is_settled(run):
         return "", ""
     return "its run is published", ""

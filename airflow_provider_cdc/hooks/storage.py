@@ -20,7 +20,7 @@ from airflow_provider_cdc.errors import ConfigurationError, StorageUnavailable
 
 PARAMETER = "storage_conn_id"
 _MISSING = "the connection does not exist"
-_CREATE = "create it with the type aws, google_cloud_platform, wasb or adls, or correct storage_conn_id"
+_CREATE = "create it with the type aws, google_cloud_platform, wasb or adls, or correct Lake.storage_conn_id"
 
 Returned = TypeVar("Returned")
 
@@ -125,7 +125,8 @@ def _aws(connection: Any, extra: Mapping[str, Any], where: str) -> dict[str, str
         extra,
         {
             "profile_name": "give the keys to the connection; or set AWS_PROFILE in the environment, and no connection",
-            "assume_role_with_web_identity": "leave storage_conn_id empty, and set the variables of the web identity",
+            "assume_role_with_web_identity": "leave Lake.storage_conn_id empty, and set the variables of the web "
+            "identity",
         },
         where,
     )

@@ -31,10 +31,10 @@ CHECKS: tuple[Check[None], ...] = (
     ),
     Check(
         "run.odd-values",
-        "The option `unrepresentable` decides how values that no Arrow type holds are published. A value does not "
+        "`On.unrepresentable` decides how values that no Arrow type holds are published. A value does not "
         "count if a change in the window removes its row.",
         (),
-        "set the option `unrepresentable`, or correct the value",
+        "set `On.unrepresentable`, or correct the value",
         raised_by=(
             Raised(Moment.READING, "jobs.reads.unrepresentable_rows:check_count"),
             Raised(Moment.BEFORE_COMMIT, "jobs.reads.unrepresentable_rows:check_remaining"),

@@ -75,7 +75,7 @@ def scratch_for(scratch: str, source_conn_id: str, lake: str) -> str:
     if lake_uri.matches(lake) and not any(part.startswith(("_", ".")) for part in lake_uri.decoded[lake_depth:]):
         raise ConfigurationError(
             "the folder is inside the target, so readers of the target would mistake runs for tables",
-            where="parameter scratch",
+            where="parameter scratch (Lake.scratch)",
             hint="use a folder outside the target, or a folder inside the target whose name begins with _",
         )
     return str(lake_uri)

@@ -146,7 +146,7 @@ def report_of(run: Run, dag_run: DagRunName) -> Report:
     if run.manifest.options.keep:
         sections.append(_removed(read_removed(run.folder), run.manifest.options))
     if nulls := _nulls(read, done):
-        note = "Values that no Arrow type can hold. They became null because `unrepresentable` is `null`."
+        note = "Values that no Arrow type can hold. They became null because `On.unrepresentable` is `null`."
         sections.append(Section("Null instead of a value", ("table", "column", "values"), nulls, note))
     return Report(f"Copy of {format_count(len(done.published), 'table')}, run {run.run_id}", tuple(sections))
 

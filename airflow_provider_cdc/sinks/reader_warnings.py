@@ -31,7 +31,7 @@ _ALIKE = (
 )
 _TIME = (
     "Spark refuses a table with columns of the type time, unless spark.sql.timeType.enabled is set. Every Spark reads "
-    "them with format = iceberg (as microseconds), or with unrepresentable = string (as text)"
+    "them with Lake.format = iceberg (as microseconds), or with On.unrepresentable = string (as text)"
 )
 _RESERVED = (
     "these are names of Iceberg's metadata columns, so Spark refuses to read these columns, and SELECT *. Choose "

@@ -127,7 +127,7 @@ def open_sink(settings: LakeSettings | str, lake: Storage) -> Sink:
     if settings.format not in SINKS:
         raise ConfigurationError(
             f"unknown format {settings.format!r}",
-            where="parameter format",
+            where="parameter format (Lake.format)",
             hint=f"choose one of {', '.join(sorted(SINKS))}",
         )
     module, name = SINKS[settings.format].split(":")
@@ -136,7 +136,7 @@ def open_sink(settings: LakeSettings | str, lake: Storage) -> Sink:
     except ImportError as error:
         raise ConfigurationError(
             f"the library for the format {settings.format} is not installed: {error}",
-            where="parameter format",
+            where="parameter format (Lake.format)",
             hint=f'pip install "airflow-provider-cdc[{settings.format}]", where Airflow\'s tasks run',
         ) from error
     return kind(lake, settings)

@@ -179,7 +179,7 @@ def _check(
     for name in vanished:
         source, colon, shard = name.partition(":")
         if (colon and (source not in sources or "." not in shard)) or (not colon and source in sources):
-            what = f"{name!r} in vanished_shards is neither a source that is gone nor a shard of a source"
+            what = f"{name!r} in Merge.vanished_shards is neither a source that is gone nor a shard of a source"
             raise ConfigurationError(what, hint="write cdc_eu, or cdc_eu:shop_3.orders")
 
 

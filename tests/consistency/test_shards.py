@@ -152,9 +152,9 @@ def test_a_shard_that_joins_and_one_that_vanishes(make_shards: MakeShards, caplo
     run.finish()
     assert shards.published(run) == shards.truth() - type(shards.truth())({(2, "a", 1, "orders_3"): 1})
     # A confirmation that is no longer needed would hide that the shard vanishes again.
-    assert "is in vanished_shards" not in caplog.text
+    assert "is in Merge.vanished_shards" not in caplog.text
     shards.run("auto", patterns=some, merging={"vanished_shards": [one, three]}).preflight()
-    assert f"{one} is in vanished_shards, but it is copied" in caplog.text
+    assert f"{one} is in Merge.vanished_shards, but it is copied" in caplog.text
 
 
 @pytest.mark.slow

@@ -234,5 +234,7 @@ def test_signals_of_the_governor_are_measured_and_wrong_ones_are_refused_before_
     )
     with pytest.raises(PreflightError) as refused:
         check_load(source, [*names, "SELECT 1", *wrong])
-    assert [problem.where for problem in refused.value.problems] == [f"parameter governor, {one}" for one in wrong]
+    assert [problem.where for problem in refused.value.problems] == [
+        f"parameter governor (Limits.governor), {one}" for one in wrong
+    ]
     assert shop.rows("ops") == Counter([(0,)])

@@ -350,7 +350,7 @@ def test_odd_values_odd_tables_and_older_copies_are_treated_as_the_form_says(
     assert second.xcoms["consolidate"]["removed"] == {"odd.t": [gone]}
     assert sorted(rows_of(second.xcoms, "odd.t")) == [(1, None, 5), (2, date(2024, 1, 1), None), (3, None, None)]
     assert len([*(tmp_path / "odd.t").glob("*=*")]) == len([*(tmp_path / "_runs").iterdir()]) == 1
-    assert "keep = 1: removed 1 older copy and 1 run folder" in second.log
+    assert "Retention.copies = 1: removed 1 older copy and 1 run folder" in second.log
     report = Path(second.xcoms["consolidate"]["_link_ReportLink"].removeprefix("file://")).read_text()
     assert gone in report
     assert "MyISAM" in report

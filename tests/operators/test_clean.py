@@ -215,7 +215,7 @@ def test_orphans_on_the_server_go_only_with_a_proof(
         assert {*before} - {*kept(postgres, source)} == gone
         assert len(gone) == 2
         assert {one["run_id"] for one in found["removed"]} == {orphan, published}
-        assert told(found, streamed) == {"the option keep_slot of its run keeps it"}
+        assert told(found, streamed) == {"`Read.keep_slot` of its run keeps it"}
         assert told(found, deleted) == {"Airflow does not know the DAG run deleted-one of the DAG d"}
         assert any("does not answer" in why for why in told(found, silent))
         assert any("not proven" in why for why in told(found, elsewhere))

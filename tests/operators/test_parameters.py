@@ -158,7 +158,7 @@ def test_each_value_arrives_where_it_is_used() -> None:
 
 
 def test_days_alone_remove_nothing_and_are_refused() -> None:
-    with pytest.raises(PreflightError, match="parameter keep_days: no copy is ever removed"):
+    with pytest.raises(PreflightError, match=r"parameter keep_days \(Retention.days\): no copy is ever removed"):
         checked({**RIGHT, "keep_days": 7})
     assert checked({**RIGHT, "keep_days": 7, "keep": 1}).steps.keep_days == 7
 

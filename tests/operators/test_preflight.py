@@ -148,7 +148,9 @@ def test_a_part_of_a_table_is_planned_with_what_the_server_is_asked_for(shop: st
     (plan,) = records.decode(list[TablePlan], json.loads(json.dumps(found)), "the plan")
     assert plan.selection.condition == '"id" > 3'
     assert "the server sends only rows where `id` > 3" in plan.reason
-    with pytest.raises(AirflowFailException, match=r"parameter where, .*, line 1, column 8(.|\n)*Hint"):
+    with pytest.raises(
+        AirflowFailException, match=r"parameter where \(Table\.where\), .*, line 1, column 8(.|\n)*Hint"
+    ):
         preflight(tmp_path.as_uri(), tables=given["tables"], where={f"{shop}.*": "id > 1 <=> 2"})
 
 
@@ -468,6 +470,9 @@ def test_a_run_that_read_few_rows_does_not_tell_how_fast_many_are_read(rows: int
 
 def test_what_is_for_another_kind_of_source_is_refused_where_the_conf_is_strict(shop: str, tmp_path: Path) -> None:
     given: dict[str, Any] = {"tables": [f"{shop}.accounts"], "standing_slot": "nightly"}
-    with pytest.raises(AirflowFailException, match="parameter standing_slot: applies only to PostgreSQL sources"):
+    with pytest.raises(
+        AirflowFailException,
+        match=r"parameter standing_slot \(Refresh.standing_slot\): applies only to PostgreSQL sources",
+    ):
         preflight(tmp_path.as_uri(), strict_conf=True, **given)
     preflight(tmp_path.as_uri(), **given)

@@ -23,8 +23,8 @@ BEGINS_ANEW = "; its changes begin anew at this copy"
 IF_LATEST = ", if its copy becomes the latest copy of the table"
 """Added if the run copies the past: such a copy ends no feed if a later copy is published."""
 VANISHED_HINT = (
-    "restore the tables, or add them to `tables` and `merge`. If they are gone for good, name them in "
-    "`vanished_shards`: the next copy then lacks their rows"
+    "restore the tables, or add them to `tables` or to the shards of the `Merge`. If they are gone for good, name "
+    "them in `Merge.vanished_shards`: the next copy then lacks their rows"
 )
 _SHOWN = 5
 

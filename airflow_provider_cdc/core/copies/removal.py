@@ -62,7 +62,7 @@ def check_not_removed(run: Run, tables: Iterable[TableName]) -> None:
             raise ManifestError(
                 f"the copy of {table} was removed: a later run keeps only the newest copies",
                 where=run.folder.uri,
-                hint="trigger a new run; if you still need older copies, increase the option `keep`",
+                hint="trigger a new run; if you still need older copies, increase `Retention.copies`",
             )
 
 

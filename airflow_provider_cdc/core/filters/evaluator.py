@@ -105,7 +105,8 @@ def _check(leaf: Term, kind: pa.DataType, text: str) -> None:
             raise NotComparable(
                 "the column is published as the text that the database prints. This text does not sort or compare "
                 "like the column's type",
-                "for this column, use only IS NULL or IS NOT NULL in `where`, and apply other conditions when you "
+                "for this column, use only IS NULL or IS NOT NULL in `Table.where`, and apply other conditions when "
+                "you "
                 "read the copy",
             )
         if text != PLAIN and leaf.op in _ORDERED:

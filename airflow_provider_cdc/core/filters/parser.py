@@ -161,7 +161,9 @@ def parse(text: str) -> Term:
     from sqlglot.errors import SqlglotError
 
     if not text.strip():
-        raise ConfigurationError("the condition is empty", where="column 1", hint="clear `where` to copy all rows")
+        raise ConfigurationError(
+            "the condition is empty", where="column 1", hint="clear `Table.where` to copy all rows"
+        )
     if len(text) > MOST_CHARACTERS:
         raise ConfigurationError(
             f"the condition has more than {MOST_CHARACTERS:,} characters",

@@ -60,7 +60,7 @@ class Table(Declaration):
         title="Rows (where)",
         help="The condition of the rows to copy, such as `status = 'open' and created >= '2026-01-01'`. Only rows that "
         "fulfil the condition at the run's position are copied. The syntax is a subset of SQL. Text is compared by "
-        "code point. Copies with a condition are in a separate folder.",
+        "code point. Copies with a condition are in a separate folder or Iceberg table.",
         example="text such as \"created >= '2026-01-01'\"",
     )
     columns: Sequence[str] | Template = option(
@@ -68,8 +68,8 @@ class Table(Declaration):
         by_table=True,
         accepts=COLUMNS,
         title="Columns",
-        help='The columns to publish, such as `["id", "status"]`. The key columns are always published. The copies of '
-        "a table with selected columns are in a separate folder.",
+        help='The columns to publish, such as `["id", "status"]`. To exclude columns, list all others. The key '
+        "columns are always published. The copies of a table with selected columns are in a separate folder or Iceberg table.",
         example='a list such as ["id", "status"]',
     )
     partition_by: Sequence[str] | Template = option(
@@ -169,7 +169,8 @@ class Iceberg(Declaration):
         default="{schema}.{table}",
         accepts=TABLE_TEMPLATE,
         help="A template for the names of the Iceberg tables, with the namespace. `{schema}` and `{table}` stand for "
-        "the schema and the table in the source, `{source}` for the id of the source's connection.",
+        "the schema and the table in the source, `{source}` for the id of the source's connection. `__part_` and a "
+        "digest follow if rows or columns are selected.",
         example="text such as raw.{schema}_{table}",
     )
 

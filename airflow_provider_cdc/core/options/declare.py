@@ -127,15 +127,18 @@ class Option:
     def in_form(self) -> bool:
         return bool(self.title)
 
+    @property
+    def where(self) -> str:
+        """The option in messages: its name in forms and, if it differs, the place where the author of a DAG sets it."""
+        place = f" ({self.place})" if self.place and self.place != self.argument else ""
+        return f"parameter {self.argument}{place}"
+
     def check(self, value: Any) -> Problem | None:
         """Return the problem with ``value``, or None if the value is accepted."""
         if self.accepts.holds(value):
             return None
         shown = f"a value of type {type(value).__name__}" if value and self.secret else repr(value)
-        where = f"parameter {self.argument}"
-        if self.place and self.place != self.argument:
-            where += f" ({self.place})"
-        return Problem(where, f"{shown} is not {self.accepts.what}", f"give {self.example}")
+        return Problem(self.where, f"{shown} is not {self.accepts.what}", f"give {self.example}")
 
     def of_all_tables(self) -> Option:
         """Return the option with its values by table. Only for an option ``by_table``, which is declared for one."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_provider_cdc.core.options.arguments import declared, of
+from airflow_provider_cdc.core.options.arguments import declared, of, options_by_name
 from airflow_provider_cdc.core.options.declare import made_of
 from airflow_provider_cdc.core.options.feeds import FeedOptions
 from airflow_provider_cdc.core.options.flat import with_tables
@@ -215,6 +215,7 @@ def checked(values: Mapping[str, Any]) -> RunOptions:
         raise PreflightError(problems)
     options: RunOptions = made_of(RunOptions, {one.name: one.accepts.plain(values[one.argument]) for one in declared()})
     if options.steps.keep_days and not options.steps.keep:
-        what, hint = "no copy is ever removed, because keep is 0", "give keep, too: 1 if only the days should count"
-        raise PreflightError([Problem("parameter keep_days", what, hint)])
+        what = "no copy is ever removed, because keep (Retention.copies) is 0"
+        hint = "give copies, too: 1 if only the days should count"
+        raise PreflightError([Problem(options_by_name()["keep_days"].where, what, hint)])
     return options

@@ -195,7 +195,8 @@ class Read(Declaration):
         default=False,
         accepts=FLAG,
         feature="lock_through_read",
-        help="Hold the lock until the table is read. Some servers need this for a consistent read view.",
+        help="Hold the lock until the table is read, and not only until the read begins. Writers of the table wait "
+        "meanwhile. MySQL does not need this for a consistent read view; servers that only resemble it may.",
         example="true or false",
     )
     slot_wait_seconds: int | Template = option(
@@ -227,8 +228,8 @@ class Limits(Declaration):
         default=0,
         accepts=COUNT_OR_NONE,
         title="Concurrent reads",
-        help="Maximum number of tasks that read the source at the same time. 0: as many as Spark has slots. It can be "
-        "changed while the run works.",
+        help="Maximum number of tasks of the run that read the source at the same time. 0: as many as Spark runs at a "
+        "time. It can be changed while the run works.",
         example="a number such as 2",
     )
     max_rows_per_second: int | Template = option(
@@ -270,8 +271,11 @@ class On(Declaration):
         accepts=one_of((FAIL, SKIP), ("fail: stop the run", "skip: leave them out, and report them")),
         title="Tables that cannot be copied",
         help="How to treat tables that cannot be copied. A table may lack transactions, a key or `REPLICA IDENTITY "
-        "FULL`, or may have a type or a value that no Arrow type holds. `fail` stops the run. `skip` leaves these "
-        "tables out, names them in the logs, and lists them with the reasons in the XCom `skipped`.",
+        "FULL`, may have a type or a value that no Arrow type holds, or a changed type that Iceberg refuses. `fail` "
+        "stops the run. `skip` leaves these tables out, names them in the logs, and lists them with the reasons in the "
+        "XCom `skipped`. The run still stops if a table does not exist, or a selected column, if a privilege is "
+        "missing, if a setting of the server is wrong, if another program changed rows of the Iceberg table "
+        "(`on_foreign_commit`), or if no table remains.",
         example="fail or skip",
     )
     schema_change: str = option(

@@ -244,7 +244,7 @@ class PartitionedWriter(ParquetWriter):
         if values not in self._writers:
             if len(self._writers) == MOST_PARTITIONS:
                 raise ConfigurationError(
-                    f"a task has rows of more than {MOST_PARTITIONS} partitions (partition_by: "
+                    f"a task has rows of more than {MOST_PARTITIONS} partitions (Table.partition_by: "
                     f"{described(self._fields)}), and each needs a file",
                     where=self._run.uri,
                     hint="choose fewer partitions: month(…) or year(…) in place of day(…), or fewer buckets",

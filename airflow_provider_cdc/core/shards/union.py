@@ -29,7 +29,8 @@ UNIONS, SOURCES = "_merged", "_sources"
 """Folders in the target: the records of unions, and the lakes of their members. Readers of the lake ignore them."""
 REQUEST, RESULT, _COMMIT = "request.json", "result.json", "commit.json"
 VANISHED_HINT = (
-    "restore the source or the shard. If it is gone for good, name it in `vanished_shards`: the next copy then lacks "
+    "restore the source or the shard. If it is gone for good, name it in `Merge.vanished_shards`: the next copy then "
+    "lacks "
     "its rows"
 )
 
@@ -297,6 +298,6 @@ def _unlike(parts: Mapping[str, PartOfMerged]) -> Iterable[str]:
 def _differs(own: Shard, wanted: Shard) -> str:
     names = [column.name for column in wanted.columns]
     if [column.name for column in own.columns] != names:
-        return f"its columns are in another order than {', '.join(names)}: set `column_order` = `name`"
+        return f"its columns are in another order than {', '.join(names)}: set `Merge.column_order` = `name`"
     columns = [one.name for one, other in zip(own.columns, wanted.columns, strict=True) if one != other]
     return f"its columns {', '.join(columns)} may be null in one of them only"

@@ -179,7 +179,7 @@ def _azure(settings: StorageSettings, uri: LakeUri, bucket: str) -> Any:
 
 _ACCESS = (
     "grant the user that Airflow and Spark run as the right to list, read, write and delete there, "
-    "and make sure that both have valid credentials (storage_conn_id, or their environment)"
+    "and make sure that both have valid credentials (Lake.storage_conn_id, or their environment)"
 )
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -202,7 +202,10 @@ _REFUSALS = (
             r"MISSING_AUTHENTICATION_TOKEN|UNAUTHENTICATED|AuthenticationFailed|[Ss]tatus(?: code)?:? 401"
         ),
         "its credentials are wrong or have expired",
-        "set valid credentials in storage_conn_id, or in the environment of Airflow and Spark (AWS_ACCESS_KEY_ID, …)",
+        (
+            "set valid credentials in Lake.storage_conn_id, or in the environment of Airflow and Spark "
+            "(AWS_ACCESS_KEY_ID, …)"
+        ),
     ),
     (
         re.compile(

@@ -35,7 +35,8 @@ _LOCAL = ("", "file")
 _BUCKETS = ("s3", "gs", "gcs")
 _SCHEMES = (*_LOCAL, *_BUCKETS, "abfs", "abfss", "hdfs", "viewfs")
 _ELSEWHERE = (
-    "leave it out: credentials, region and endpoint come from the connection that storage_conn_id names, or from the "
+    "leave it out: credentials, region and endpoint come from the connection that Lake.storage_conn_id names, or from "
+    "the "
     "environment of Airflow and Spark (for S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_DEFAULT_REGION, "
     "AWS_ENDPOINT_URL)"
 )
@@ -328,7 +329,7 @@ def check_fits(settings: StorageSettings | None, uris: Mapping[str, str]) -> Non
         return
     raise ConfigurationError(
         f"the connection is for {settings.store}, and neither {' nor '.join(uris)} is in such a store",
-        where="parameter storage_conn_id",
+        where="parameter storage_conn_id (Lake.storage_conn_id)",
         hint="name a connection of type aws for s3://, google_cloud_platform for gs://, wasb or adls for abfs://",
     )
 
@@ -365,7 +366,7 @@ def credentials_of(settings: StorageSettings | None) -> Any:
     except ImportError as error:
         raise ConfigurationError(
             f"a package for Google Cloud Storage is not installed: {error}",
-            where="parameter storage_conn_id",
+            where="parameter storage_conn_id (Lake.storage_conn_id)",
             hint="pip install \"airflow-provider-cdc[gcs]\", where Airflow's tasks and Spark's executors run",
         ) from None
     try:
@@ -377,7 +378,7 @@ def credentials_of(settings: StorageSettings | None) -> Any:
         # The message may show a part of the key.
         raise ConfigurationError(
             f"Google's credentials cannot be used ({type(error).__name__})",
-            where="parameter storage_conn_id",
+            where="parameter storage_conn_id (Lake.storage_conn_id)",
             hint="give the connection the key of a service account (Keyfile JSON), or correct the environment",
         ) from None
 

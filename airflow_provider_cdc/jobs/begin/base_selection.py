@@ -37,7 +37,7 @@ _ANEW = "clear the task `preflight` and all tasks after it"
 _GAP = (
     "run once without the option changes, with tables = [{}] and all other options as they are: these tables are then "
     "read in full, and their changes begin at that copy. Do not leave out any of them, or the next run stops again. "
-    "Do not add others, or their changes have a gap. Or set `on_feed_gap` to `begin_anew`: the run then does this for "
+    "Do not add others, or their changes have a gap. Or set `On.feed_gap` to `begin_anew`: the run then does this for "
     "these tables itself, and reports it"
 )
 
@@ -162,15 +162,24 @@ def _check_changes(plans: Sequence[TablePlan], options: StepOptions) -> None:
     if options.refresh == FULL:
         what = "changes since the last copy are published only with copies that are rolled forward"
         raise PreflightError(
-            [Problem("parameter changes", what, "set `refresh` to `auto` or `changes`, or remove the option `changes`")]
+            [
+                Problem(
+                    "parameter changes (Refresh.changes)",
+                    what,
+                    "set `refresh` to `auto` or `changes`, or remove `Refresh.changes`",
+                )
+            ]
         )
     if upper := [plan.table for plan in plans if plan.at_upper]:
-        what = "the run reads rows again (`consistency` = `again`), so the log has only the keys of the changed rows"
+        what = "the run reads rows again (`Read.consistency` = `again`), so the log has only the keys of the changed "
+        "rows"
         hint = (
             "ALTER TABLE … REPLICA IDENTITY FULL for every table of the run that lacks it, copy views in separate "
             "runs, or omit the option changes"
         )
-        raise PreflightError([Problem("parameter changes", f"{what}: {', '.join(map(str, upper))}", hint)])
+        raise PreflightError(
+            [Problem("parameter changes (Refresh.changes)", f"{what}: {', '.join(map(str, upper))}", hint)]
+        )
 
 
 def _rolled(plan: TablePlan, base: Run, evolution: Evolution | None) -> TablePlan:
@@ -280,7 +289,7 @@ def _candidate(
     if table.selection != plan.selection:
         raise _NotFit("the last copy is of another part of the table")
     if table.options.unrepresentable != plan.unrepresentable:
-        raise _NotFit(f"the last copy was made with `unrepresentable` = `{table.options.unrepresentable}`")
+        raise _NotFit(f"the last copy was made with `On.unrepresentable` = `{table.options.unrepresentable}`")
     if table.options.arrays != plan.arrays:
         raise _NotFit(f"the last copy was made with arrays = {table.options.arrays}")
     schema = base_schema(_entry(run, plan.table).place, table, source.arrow_schema(table))

@@ -161,7 +161,7 @@ class _Retention:
     def _tell(self, removed: Removed) -> None:
         count = sum(map(len, removed.copies.values()))
         options, folders = self._run.manifest.options, len(removed.runs)
-        limits = f"keep = {options.keep}" + (f", keep_days = {options.keep_days}" if options.keep_days else "")
+        limits = f"Retention.copies = {options.keep}" + (f", days = {options.keep_days}" if options.keep_days else "")
         if count or folders:
             copies = format_count(count, "older copy", "older copies")
             log(f"consolidate: {limits}: removed {copies} and {format_count(folders, 'run folder')}")

@@ -157,7 +157,7 @@ def slices_of(window: WindowChanges, table: int, counts: Sequence[GroupCount], s
 
 
 DECODED_ROWS = 65_536
-_NOT_PUBLISHED = "set the option `unrepresentable` to `null` or `string` for this table, or remove the option `changes`"
+_NOT_PUBLISHED = "set `On.unrepresentable` to `null` or `string` for this table, or remove `Refresh.changes`"
 
 
 @dataclass(frozen=True)

@@ -397,7 +397,7 @@ def _check_parts(source: Source, entries: Sequence[RunTable], tables: Mapping[Ta
             check_still(source, replace(tables[entry.table.name], selection=entry.table.selection))
         except PreflightError as error:
             what = "; ".join(f"{problem.where}: {problem.what}" for problem in error.problems)
-            hint = "change the options `where` and `columns`, and trigger a new run"
+            hint = "change `Table.where` and `Table.columns`, and trigger a new run"
             raise SchemaChanged(what, where=str(entry.table.name), hint=hint) from error
 
 

@@ -17,11 +17,11 @@ _JAVA = "install Java 17 or later where Airflow's tasks run, and let JAVA_HOME n
 HINTS = (
     (
         r"INVALID_DRIVER_MEMORY|Too small maximum heap|Invalid maximum heap size",
-        "set spark.driver.memory to 1g or more, in `spark_conf` or in Spark's own configuration",
+        "set spark.driver.memory to 1g or more, in `Spark.conf` or in Spark's own configuration",
     ),
     (
         r"OutOfMemoryError|insufficient memory|Cannot allocate memory|unable to create native|reserve enough space",
-        "give Spark's driver more memory (spark.driver.memory in `spark_conf`), or run fewer tasks at once here",
+        "give Spark's driver more memory (spark.driver.memory in `Spark.conf`), or run fewer tasks at once here",
     ),
     (r"No space left on device", "free disk space in Spark's work folder: the temporary folder, or spark.local.dir"),
     (

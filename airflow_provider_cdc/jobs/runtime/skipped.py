@@ -32,7 +32,7 @@ def check_some_left(copied: Collection[str], skipped: Mapping[str, str]) -> None
         raise ValueNotRepresentable(
             f"none of the tables can be copied: {'; '.join(skipped.values())}",
             where=", ".join(sorted(skipped)),
-            hint="repair the tables, correct the rows, or set the option `unrepresentable` to `string`",
+            hint="repair the tables, correct the rows, or set `On.unrepresentable` to `string`",
         )
 
 

@@ -117,7 +117,7 @@ class RunwayGuard:
                 f"{self._title} needs about {duration(seconds_left or 0)} more ({self._numbers(needed)})",
                 where=needed.limit,
                 hint=f"{needed.hint}, then clear the task: finished work is kept as long as the log exists. "
-                "`on_short_log` = `warn` lets the run go on until the log is gone",
+                "`On.short_log` = `warn` lets the run go on until the log is gone",
             )
         if now - self._warned_at >= REPEATED_SECONDS:
             self._warned_at = now

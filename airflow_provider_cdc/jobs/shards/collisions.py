@@ -335,7 +335,7 @@ def collision_error(where: str, key: Sequence[str], names: Sequence[str], found:
         f"{format_count(found.count, 'key')} {'is' if found.count == 1 else 'are'} in more than one shard at "
         f"{position}{more} {shown}",
         where=where,
-        hint="remove the rows from all but one of the shards, or set `origin_columns` and `on_collision` = "
+        hint="remove the rows from all but one of the shards, or set `Merge.origin_columns` and `On.collision` = "
         "`origin_in_key`, and trigger a new run",
     )
 

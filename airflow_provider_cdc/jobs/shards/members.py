@@ -180,7 +180,7 @@ def _member(request: UnionRequest, asked: MemberAsked) -> MemberRun:
         raise _refused(request, what, _ANEW)
     if manifest.lake_format != LAKE_FORMAT:
         what = f"{asked.source_conn_id}: its copies have the format {manifest.lake_format}"
-        raise _refused(request, what, "tables of several sources are merged as Parquet only: leave out `format`")
+        raise _refused(request, what, "tables of several sources are merged as Parquet only: leave out `Lake.format`")
     if not is_published(run) or run.commit is None:
         raise _refused(request, f"{asked.source_conn_id}: the run {run.run_id} is not published", _ANEW)
     decision = decision_of(run)

@@ -193,7 +193,9 @@ def _staged(spark: SparkSession, folder: Storage, request: UnionRequest) -> Unio
     if refused and not (skips and copies):
         raise next(iter(refused.values()))
     if not copies:
-        raise UnionRefused("the runs have no merged tables", where=f"union {request.id}", hint="set `merge`")
+        raise UnionRefused(
+            "the runs have no merged tables", where=f"union {request.id}", hint="add a `Merge` to `tables`"
+        )
     messages = {name: str(error.message) for name, error in refused.items()}
     return Union(
         request.id,

@@ -62,13 +62,13 @@ def why_not(step: Step) -> str:
     options = step.manifest.options
     read = [entry.table for entry in step.tables if entry.is_read]
     if options.log.spool == OFF:
-        return "the option `spool` is `off`"
+        return "`Read.spool` is `off`"
     if not read:
         return "no table is read"
     if step.manifest.at_upper:
         return "touched rows are read again, so the run needs only the keys in the log"
     if options.keep_slot:
-        return "the slot stays at the run's position for another program (`keep_slot`)"
+        return "the slot stays at the run's position for another program (`Read.keep_slot`)"
     if cascading := [str(table.name) for table in read if table.cascades_from]:
         return (
             f"foreign keys change rows of {cascading[0]} without an entry in the log, and it is known only after the "

@@ -237,7 +237,7 @@ def check_kind(options: RunOptions, kind: str) -> None:
     values = values_of(options)
     problems = [
         Problem(
-            f"parameter {option.name}",
+            option.where,
             f"applies only to {only(option.feature)} sources, but this source is {KINDS[kind].title}",
             "leave it at its default",
         )

@@ -211,30 +211,30 @@ PLACES: tuple[Check[ParametersContext], ...] = (
         "target.writable",
         "The target is writable.",
         _WHEN,
-        "correct the option `target`, or grant Airflow's account write access to this folder",
+        "correct `target`, or grant Airflow's account write access to this folder",
         _errors_of(_target, "parameter target"),
     ),
     Check(
         "target.scratch",
         "The scratch folder is writable.",
         _WHEN,
-        "correct the option `scratch`, or grant Airflow's account write access to this folder",
-        _errors_of(_scratch, "parameter scratch"),
+        "correct `Lake.scratch`, or grant Airflow's account write access to this folder",
+        _errors_of(_scratch, "parameter scratch (Lake.scratch)"),
     ),
     Check(
         "target.catalog",
         "The catalog of the tables can be reached.",
         _WHEN,
-        "correct the option `catalog_conn_id`. To test the connection, use its Test button, which creates and drops "
+        "correct `Iceberg.catalog_conn_id`. To test the connection, use its Test button, which creates and drops "
         "a namespace",
-        _errors_of(_catalog, "parameter catalog_conn_id"),
+        _errors_of(_catalog, "parameter catalog_conn_id (Iceberg.catalog_conn_id)"),
     ),
     Check(
         "run.spark",
         "Spark can start in client mode: the connection, the properties, and Java, Spark and the names of hosts on the "
         "worker.",
         _WHEN,
-        "correct the option `spark_conn_id`, the properties in `spark_conf`, or the worker, as the message says",
+        "correct `spark_conn_id`, the properties in `Spark.conf`, or the worker, as the message says",
         _errors_of(_spark, "parameter spark_conn_id"),
         (Raised(Moment.EACH_STEP, "operators.spark.launchers.registry:check_spark"),),
     ),
@@ -256,7 +256,7 @@ LAKE: tuple[Check[LakeContext], ...] = (
         "target.names",
         "Each table has its own folder, even if the store ignores case, and its own Iceberg table.",
         _WHEN,
-        "copy the tables into different targets, use a case-sensitive store, or change the option `table_name`",
+        "copy the tables into different targets, use a case-sensitive store, or change `Iceberg.table_name`",
         _errors_of(_names, "parameter target"),
     ),
     Check(
@@ -271,7 +271,7 @@ LAKE: tuple[Check[LakeContext], ...] = (
         "target.rows",
         "No other program changed rows of the Iceberg tables since the last copies.",
         _WHEN,
-        "set the table back to the snapshot of the last run, or choose on_foreign_commit = replace",
+        "set the table back to the snapshot of the last run, or choose On.foreign_commit = replace",
         _errors_of(_rows, "parameter target"),
         (Raised(Moment.BEFORE_COMMIT, "sinks.iceberg.commit:check_foreign"),),
     ),
@@ -282,7 +282,7 @@ PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
         "target.storage",
         "The connection to the object store can be used, and is for the store of the target or of the scratch folder.",
         (),
-        "correct storage_conn_id as the message says",
+        "correct Lake.storage_conn_id as the message says",
         raised_by=(
             Raised(Moment.PREFLIGHT, "core.storage.uri:check_fits"),
             Raised(Moment.EACH_STEP, "hooks.storage:storage_settings"),
@@ -314,7 +314,7 @@ PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
         "The conditions and columns (where, columns) belong to tables that are copied, and mean the same in a SELECT "
         "and in the log.",
         (),
-        "correct the options `where` and `columns` as the message says",
+        "correct `Table.where` and `Table.columns` as the message says",
         raised_by=(
             Raised(Moment.PREFLIGHT, "sources.planning.selections:select"),
             Raised(Moment.EACH_STEP, "sources.planning.selections:check_still"),
@@ -325,7 +325,7 @@ PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
         "The shards of a merged table have the same columns and the same key, and no shard of its latest copy is "
         "missing.",
         (),
-        "correct the option `merge`, or the tables, as the message says",
+        "correct the `Merge`, or the tables, as the message says",
         raised_by=(
             Raised(Moment.PREFLIGHT, "sources.planning.shards:with_shards"),
             Raised(Moment.PREFLIGHT, "sources.planning.shards:without_vanished"),
@@ -336,15 +336,17 @@ PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
         "run.collisions",
         "No key is in several shards of a merged table at the run's position, unless the origin is part of its key.",
         (),
-        "remove the rows from all but one of the shards, or set `origin_columns`, and `on_collision` = `origin_in_key`",
+        "remove the rows from all but one of the shards, or set `Merge.origin_columns`, and `On.collision` = "
+        "`origin_in_key`",
         raised_by=(Raised(Moment.BEFORE_COMMIT, "jobs.shards.collisions:check_collisions"),),
     ),
     Check(
         "run.layouts",
-        "The options partition_by and sort_by belong to tables that are copied to Iceberg, and name columns, or "
+        "The options Table.partition_by and Table.sort_by belong to tables that are copied to Iceberg, and name "
+        "columns, or "
         "transforms of columns.",
         (),
-        "correct partition_by and sort_by as the message says",
+        "correct Table.partition_by and Table.sort_by as the message says",
         raised_by=(
             Raised(Moment.PREFLIGHT, "sources.planning.survey:layouts"),
             Raised(Moment.POSITION_FIXED, "sinks.iceberg.layout:check_columns"),

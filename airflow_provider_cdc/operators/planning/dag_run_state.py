@@ -189,7 +189,7 @@ def take_turn(
         return False
     recording = [one.task_id for one in task.downstream_list if one.task_id.endswith("lock_and_record")]
     if not recording:
-        _log.warning("concurrent_runs has no effect, because this task is not followed by a task lock_and_record")
+        _log.warning("On.concurrent_runs has no effect, because this task is not followed by a task lock_and_record")
         return False
     run_id = run_id_for(context["dag_run"], recording[0], lake, context["ti"].map_index)
     turn = TableTurn(run_id, tuple(sorted(map(str, tables))), dag_run_of(context, recording[0]))
@@ -226,7 +226,7 @@ def _without_later_groups(task: Any, own: DagRunNames, state_of: StateOf) -> Sta
 
 def _refusal(others: Sequence[Other]) -> Problem:
     return Problem(
-        "parameter concurrent_runs",
+        "parameter concurrent_runs (On.concurrent_runs)",
         f"other runs of the same tables are under way: {_told(others)}",
         "trigger this run again when they have ended. If such a run is dead, mark its DAG run as failed",
     )

@@ -97,7 +97,7 @@ def check_not_made_before(run: Storage, sink: Sink, tables: Sequence[TableName])
             f"this run has published copies, such as {existing_files[0]}, but no manifest. The manifest was removed, "
             "or is in another scratch folder",
             where=run.uri,
-            hint="trigger a new run; or set the option `scratch` back to the folder with which this run began, and "
+            hint="trigger a new run; or set `Lake.scratch` back to the folder with which this run began, and "
             "clear the failed task",
         )
 

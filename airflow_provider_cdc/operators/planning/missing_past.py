@@ -60,7 +60,7 @@ def say_missed_past(log: Any, missed: MissedPast | None) -> None:
     if missed is not None:
         log.warning(
             "AS_OF IS NOT MET: the copies show the state at the time of this run, not at %s, because the option "
-            "`missing_past` is `present`: %s",
+            "`On.missing_past` is `present`: %s",
             missed.as_of,
             missed.why,
         )

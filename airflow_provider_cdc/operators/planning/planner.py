@@ -97,9 +97,9 @@ class Planner:
         from airflow_provider_cdc.jobs.begin.base_selection import choose
 
         source, request, places = self.source, self.request, self.places
-        with collected(problems, "parameter where"):
+        with collected(problems, "parameter where (Table.where)"):
             found = self._selected(found, steps)
-        with collected(problems, "parameter partition_by"):
+        with collected(problems, "parameter partition_by (Table.partition_by)"):
             layouts(lake_names(found.plans), list(found.skipped), steps.lake)
         if places is not None:
             names = list(dict.fromkeys(plan.copy_name for plan in found.plans))
@@ -110,7 +110,7 @@ class Planner:
             if not problems:
                 with collected(problems, "parameter refresh"):
                     found = replace(found, plans=choose(source, places.sink, places.scratch, found.plans, steps))
-        with collected(problems, "parameter governor"):
+        with collected(problems, "parameter governor (Limits.governor)"):
             check_load(source, steps.limits.thresholds)
         with collected(problems, "parameter as_of"):
             found = survey_past(

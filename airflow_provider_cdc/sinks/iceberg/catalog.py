@@ -209,7 +209,7 @@ def _beside(lake: Storage) -> Catalog:
         raise ConfigurationError(
             "a catalog in a file works only on a local disk",
             where=lake.uri,
-            hint="name a catalog in catalog_conn_id: a connection of type cdc_catalog",
+            hint="name a catalog in Iceberg.catalog_conn_id: a connection of type cdc_catalog",
         )
     lake.make_folder()
     path = lake.path(BESIDE_THE_TABLES)

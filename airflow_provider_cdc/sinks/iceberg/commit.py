@@ -298,7 +298,8 @@ def another_source(copy: Copy, source: Mapping[str, str], where: str) -> Configu
     return ConfigurationError(
         f"the table has copies of another source: {describe(known_source(copy))}; this run's is {describe(source)}",
         where=where,
-        hint="give each source tables of its own: {source} in table_name stands for the id of the connection, as in "
+        hint="give each source tables of its own: {source} in Iceberg.table_name stands for the id of the connection, "
+        "as in "
         "{source}_{schema}.{table}",
     )
 
@@ -313,7 +314,7 @@ def check_foreign(table: Table, where: str) -> None:
             what,
             where=where,
             hint="have it write to another table; then set the table back to the snapshot of the last run "
-            "(rollback_to_snapshot), or choose on_foreign_commit = replace, and trigger a new run",
+            "(rollback_to_snapshot), or choose On.foreign_commit = replace, and trigger a new run",
         )
 
 

@@ -138,10 +138,11 @@ def check_partitioning(metadata: TableMetadata, schema: Schema, fields: Sequence
     gone = [columns.get(field.source_id, "?") for field in spec.fields if field.source_id not in _ids(schema)]
     why = f"; the source dropped the column {', '.join(gone)}, or created it anew" if gone else ""
     raise ConfigurationError(
-        f"the Iceberg table is partitioned by {present or 'nothing'}, and partition_by of this run is "
+        f"the Iceberg table is partitioned by {present or 'nothing'}, and Table.partition_by of this run is "
         f"{described(fields)}{why}",
         where=where,
-        hint="rename or drop the Iceberg table, and trigger a new run, which creates it anew; or set partition_by to "
+        hint="rename or drop the Iceberg table, and trigger a new run, which creates it anew; or set "
+        "Table.partition_by to "
         "the table's partitioning",
     )
 
@@ -155,7 +156,7 @@ def sort_order(table: Prepared, schema: Schema) -> SortOrder:
         column = next(one for one in schema.fields if one.name == field.column)
         if isinstance(column.field_type, ListType):
             raise ConfigurationError(
-                f"sort_by names the column {field.column}, which is a list",
+                f"Table.sort_by names the column {field.column}, which is a list",
                 where=str(table.name),
                 hint="choose another column",
             )
@@ -272,7 +273,7 @@ def new_schema(table: Prepared, where: str) -> Schema:
             raise ConfigurationError(
                 f"the column {column.name} cannot be copied to an Iceberg table: {error}",
                 where=where,
-                hint="leave it out (columns), or publish it as text (unrepresentable)",
+                hint="leave it out (Table.columns), or publish it as text (On.unrepresentable)",
             ) from error
         fields.append(NestedField(number, column.name, kind, required=column.name in table.key))
     return Schema(*fields, identifier_field_ids=_key_ids(fields, table.key))
@@ -313,7 +314,7 @@ def evolved_columns(metadata: TableMetadata, table: Prepared, wanted: Schema, ne
             f"columns have other types, and the columns of the Iceberg table cannot be widened to them: "
             f"{', '.join(changed)}",
             where=where,
-            hint="choose on_type_change = new_column, so that such a column gets a new Iceberg column of its name; or "
+            hint="choose On.type_change = new_column, so that such a column gets a new Iceberg column of its name; or "
             "rename or drop the Iceberg table, and trigger a new run, which creates it anew",
         )
     keys = [field.name for field in wanted.fields if field.field_id in wanted.identifier_field_ids]

@@ -67,7 +67,7 @@ def identifier_of(table: TableName, template: str, source: str) -> Identifier:
     if len(parts) < 2 or not all(parts):
         raise ConfigurationError(
             f"{template!r} is no template of the names of tables",
-            where="parameter table_name",
+            where="parameter table_name (Iceberg.table_name)",
             hint="write it as namespace.table, with {schema}, {table} or {source} in it: {schema}.{table}",
         )
     if table.part:
@@ -89,7 +89,7 @@ def check_identifiers(identifiers: Mapping[TableName, Identifier], cuts: Identif
             raise ConfigurationError(
                 f"{table} and {other} would be one Iceberg table: {name_of(identifier)}"
                 + (" (the catalog ignores case)" if ignores_case else ""),
-                where="parameter table_name",
+                where="parameter table_name (Iceberg.table_name)",
                 hint="choose a template that gives each table its own name, with {schema} and {table} in it, such "
                 "as raw.{schema}_{table}",
             )
@@ -109,7 +109,8 @@ def check_same_table(name: str, other: str, where: str) -> None:
         raise ConfigurationError(
             f"the Iceberg table has copies of {other}, and would get those of {name}",
             where=where,
-            hint="choose a template in table_name that gives each table its own name, with {schema} and {table} "
+            hint="choose a template in Iceberg.table_name that gives each table its own name, with {schema} and "
+            "{table} "
             "in it, such as raw.{schema}_{table}",
         )
 
@@ -153,7 +154,7 @@ def prepare_table(
         raise ConfigurationError(
             "the table exists, and no run of this package published it",
             where=where,
-            hint="drop or rename it, or choose other names with table_name",
+            hint="drop or rename it, or choose other names with Iceberg.table_name",
         )
     # No rows of another type are in a table that was never published.
     retypes = new_column or not existing.metadata.snapshots

@@ -87,8 +87,8 @@ class Planning(ABC):
         """
         raise ConfigurationError(
             f"tables of a {self.kind} source can only be copied as a whole",
-            where="parameter where",
-            hint="leave `where`, `columns` and `merge` empty",
+            where="parameter where (Table.where)",
+            hint="leave `Table.where` and `Table.columns` empty, and give no `Merge`",
         )
 
     def comparable_texts(self, table: Table) -> dict[str, str]:
@@ -135,8 +135,8 @@ class Planning(ABC):
         """
         raise ConfigurationError(
             f"the load of a {self.kind} source cannot be measured",
-            where="parameter governor",
-            hint="leave `governor` empty",
+            where="parameter governor (Limits.governor)",
+            hint="leave `Limits.governor` empty",
         )
 
     @abstractmethod
@@ -192,7 +192,7 @@ def one_number(signal: str, rows: Sequence[Sequence[object]]) -> float:
     if number != number:
         raise ConfigurationError(
             "the query does not return one row with one number",
-            where=f"parameter governor, {signal}",
+            where=f"parameter governor (Limits.governor), {signal}",
             hint="correct the query; COALESCE(…, 0) replaces a NULL",
         )
     return number
@@ -205,9 +205,11 @@ def check_load(source: Planning, signals: Collection[str]) -> None:
     """
     problems = []
     for signal in signals:
-        where = f"parameter governor, {signal}"
+        where = f"parameter governor (Limits.governor), {signal}"
         if not source.load_signals:
-            problems.append(Problem(where, "the load of this source cannot be measured", "leave `governor` empty"))
+            problems.append(
+                Problem(where, "the load of this source cannot be measured", "leave `Limits.governor` empty")
+            )
         elif signal not in source.load_signals and not is_query(signal):
             known = f"use one of {', '.join(sorted(source.load_signals))}, or a query that begins with SELECT"
             problems.append(Problem(where, f"a {source.kind} source has no signal of this name", known))

@@ -149,7 +149,7 @@ class Reading(ABC):
         """
         raise ConfigurationError(
             f"sessions of a {self.kind} source cannot share a snapshot",
-            where="parameter consistency",
+            where="parameter consistency (Read.consistency)",
             hint="use `auto`",
         )
 
@@ -169,8 +169,8 @@ class Reading(ABC):
         """
         raise ConfigurationError(
             f"reads of a {self.kind} source cannot be brought to a later position",
-            where="parameter on_schema_change",
-            hint="set `on_schema_change` to `fail`",
+            where="parameter on_schema_change (On.schema_change)",
+            hint="set `On.schema_change` to `fail`",
         )
 
     def ends_of_reads(self, tables: Sequence[Table]) -> dict[TableName, LogEnd]:

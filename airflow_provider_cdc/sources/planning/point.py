@@ -82,7 +82,7 @@ def late_problems(plans: Sequence[TablePlan], options: StepOptions) -> list[Prob
         return []
     why = f"the copy is exact where its reads end ({late[0].table}: {late[0].reason})"
     hint = (
-        "or set REPLICA IDENTITY FULL on the tables, so that the log has the old rows, set `consistency` to "
+        "or set REPLICA IDENTITY FULL on the tables, so that the log has the old rows, set `Read.consistency` to "
         "`auto`, and copy no views"
     )
     problems = []
@@ -90,5 +90,5 @@ def late_problems(plans: Sequence[TablePlan], options: StepOptions) -> list[Prob
         problems.append(Problem("parameter as_of", f"cannot be met: {why}", f"leave the option `as_of` empty; {hint}"))
     if options.keep_slot:
         what = f"the slot is at initial_lsn, but {why}"
-        problems.append(Problem("parameter keep_slot", what, f"leave the option `keep_slot` off; {hint}"))
+        problems.append(Problem("parameter keep_slot (Read.keep_slot)", what, f"leave `Read.keep_slot` off; {hint}"))
     return problems

@@ -49,7 +49,7 @@ def select(
         except ConfigurationError as error:
             place = f", {error.where}" if error.where else ""
             # A pattern may match many tables, so report the problem of a pattern only once.
-            problem = Problem(f"parameter where, {pattern}{place}", error.message, error.hint)
+            problem = Problem(f"parameter where (Table.where), {pattern}{place}", error.message, error.hint)
             problems += [problem] if problem not in problems else []
     if problems:
         raise PreflightError(problems)
@@ -173,12 +173,14 @@ def _problems(
     for name in table.selection.columns:
         if name not in names:
             pattern = chosen.get(table.name, (str(table.name), None))[0]
-            all_problems.append(Problem(f"{table.name}, parameter columns, {pattern}", *unknown_column(name, names)))
+            all_problems.append(
+                Problem(f"{table.name}, parameter columns (Table.columns), {pattern}", *unknown_column(name, names))
+            )
     if table.selection.where is not None:
         pattern, text = conditions.get(table.name, (str(table.name), table.selection.condition))
 
         def place(at: int) -> str:
-            return f"{table.name}, parameter where, {pattern}, {place_in(text, at)}"
+            return f"{table.name}, parameter where (Table.where), {pattern}, {place_in(text, at)}"
 
         schema = source.arrow_schema(table)
         all_problems += problems(table.selection.where, schema, source.comparable_texts(table), place)

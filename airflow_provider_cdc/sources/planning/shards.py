@@ -88,7 +88,8 @@ def without_vanished(heads: Heads, found: Survey, options: StepOptions) -> Surve
     copied = {str(plan.table) for plan in found.plans if plan.shard is not None}
     for name in sorted({*confirmed} & copied):
         _log.warning(
-            "%s is in vanished_shards, but it is copied. Take it out of the option: until then, it can vanish without "
+            "%s is in Merge.vanished_shards, but it is copied. Take it out of the option: until then, it can vanish "
+            "without "
             "notice.",
             name,
         )
@@ -154,10 +155,14 @@ def _option_problems(
     problems = []
     if options.merging.on_collision == ORIGIN_IN_KEY and not options.merging.origin_columns:
         what = "the origin can be part of the key only if the rows have it"
-        problems.append(Problem("parameter on_collision", what, "set `origin_columns` to true"))
+        problems.append(Problem("parameter on_collision (On.collision)", what, "set `Merge.origin_columns` to true"))
     if options.changes:
         what = "changes are not published for merged tables"
-        problems.append(Problem("parameter changes", what, "copy the merged tables in a run without `changes`"))
+        problems.append(
+            Problem(
+                "parameter changes (Refresh.changes)", what, "copy the merged tables in a run without `Refresh.changes`"
+            )
+        )
     names = {*merged.values()}
     for plan in plans:
         if plan.table not in merged and plan.table in names:
@@ -179,7 +184,7 @@ def _shards_of(
     selections = {(plan.selection.condition, plan.selection.columns) for plan in plans}
     if len(selections) > 1:
         told = "; ".join(f"{plan.table}: {plan.selection}" for plan in plans[:5])
-        hint = "give all shards the same `where` and `columns`"
+        hint = "give all shards the same `Table.where` and `Table.columns`"
         return {}, [Problem(where, f"different parts of its shards would be copied ({told})", hint)]
     tables = [
         replace(table, selection=plan.selection, options=plan.options)
@@ -199,7 +204,7 @@ def _shards_of(
     if merging.origin_columns:
         taken = [column.name for column in spec.columns if column.name.casefold() in ORIGIN]
         problems += [
-            Problem(where, f"the shards have a column {column}", "leave the column out, or `origin_columns`")
+            Problem(where, f"the shards have a column {column}", "leave the column out, or `Merge.origin_columns`")
             for column in taken
         ]
     return {table.name: _of(spec, table, merging, conn_id) for table in tables}, problems

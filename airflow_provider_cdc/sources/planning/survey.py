@@ -298,13 +298,11 @@ def gave_up(table: Table, why: str = "it took too long") -> None:
 
 def _problem(table: Table, column: str, count: int, rows: int, always: bool) -> Problem:
     policy = (
-        ""
-        if always
-        else f"set the option `unrepresentable` to `string`{'' if table.identifies(column) else ' or `null`'}; "
+        "" if always else f"set `On.unrepresentable` to `string`{'' if table.identifies(column) else ' or `null`'}; "
     )
     return Problem(
         f"{table.name}.{column}",
         f"no Arrow type holds the column's value in {count:,} of the {format_count(rows, 'row')} sampled",
-        f"{policy}correct these rows; leave the table out; or set the option `on_table_error` to `skip`",
+        f"{policy}correct these rows; leave the table out; or set `On.table_error` to `skip`",
         str(table.name),
     )

@@ -16,7 +16,7 @@ from airflow_provider_cdc.sources.mysql.tables.types import ColumnType
 from airflow_provider_cdc.sources.postgres.catalog import types as postgres
 
 _HEAD = "Arrow / Parquet", "Iceberg", "remarks"
-_POLICY = "by `unrepresentable`"
+_POLICY = "by `On.unrepresentable`"
 
 MYSQL: Sequence[tuple[str, Sequence[str], str]] = (
     (
@@ -93,7 +93,7 @@ POSTGRES: Sequence[tuple[str, Sequence[tuple[int, int]], str]] = (
     ),
     ("`time`", ((1083, -1),), f"24:00:00: {_POLICY}. Spark reads it only with `spark.sql.timeType.enabled`"),
     (
-        "arrays of these types, with `arrays` = `list`",
+        "arrays of these types, with `Lake.arrays` = `list`",
         ((1007, -1), (1009, -1)),
         (
             f"arrays of several dimensions, arrays with another lower bound than 1, and elements as above: {_POLICY}. "

@@ -330,7 +330,7 @@ def test_a_value_in_between_that_nothing_holds_stops_the_run_or_the_table(nights
     run.extract_delta()
     with pytest.raises(Exception, match="0000-00-00") as refusal:
         run.consolidate()
-    assert "remove the option `changes`" in str(refusal.value)
+    assert "remove `Refresh.changes`" in str(refusal.value)
     run = publish(nights, on_table_error="skip")
     assert set(run.found["consolidate"]["skipped"]) == {f"{nights.schema}.stock"}
     assert set(run.found["consolidate"]["changes"]) == {f"{nights.schema}.other"}

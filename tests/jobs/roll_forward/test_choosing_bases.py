@@ -159,7 +159,7 @@ def test_a_copy_in_a_folder_that_was_being_removed(lake: Runner, source: Refusin
 
 def test_values_that_would_be_published_otherwise(lake: Runner, source: Refusing) -> None:
     found = reasons(chosen(lake, source, own=plans("string")))
-    assert all("`unrepresentable` = `error`" in why for why in found.values())
+    assert all("`On.unrepresentable` = `error`" in why for why in found.values())
     assert set(found) == set(NAMES)
 
 

@@ -194,7 +194,7 @@ def test_runs_that_cannot_spool_say_why(server: Server, tmp_path: Path, monkeypa
     manifest = step.manifest
     options = manifest.options
     step.run.manifest = replace(manifest, options=replace(options, log=LogOptions(spool="off")))
-    assert "`spool` is `off`" in why_not(step)
+    assert "`Read.spool` is `off`" in why_not(step)
     step.run.manifest = replace(manifest, options=replace(options, keep_slot=True))
     assert "keep_slot" in why_not(step)
     step.run.manifest = replace(manifest, tables=tuple(replace(entry, at_upper=True) for entry in manifest.tables))

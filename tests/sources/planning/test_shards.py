@@ -102,7 +102,7 @@ def test_the_collation_of_the_key_and_labels_count(mysql: MysqlServer, schema: s
 def test_options_that_do_not_fit(mysql: MysqlServer, schema: str) -> None:
     create(mysql, schema, s1=f"{FIRST}, _source INT", s2=f"_source INT, {FIRST}", plain="id INT PRIMARY KEY")
     assert "the shards have a column _source" in refused(mysql, schema, merging={"origin_columns": True})
-    assert "set `origin_columns` to true" in refused(mysql, schema, merging={"on_collision": "origin_in_key"})
+    assert "set `Merge.origin_columns` to true" in refused(mysql, schema, merging={"on_collision": "origin_in_key"})
     assert "changes are not published for merged tables" in refused(mysql, schema, changes=True)
     assert "different parts of its shards" in refused(mysql, schema, where={f"{schema}.s1": "id > 5"})
     assert len(planned(mysql, schema, where={f"{schema}.s*": "id > 5"}).plans) == 3

@@ -38,7 +38,7 @@ COLUMNS: tuple[Check[TablesContext], ...] = (
         "mysql.column-types",
         "Arrow can represent the type of every column. Different rows have different published key values.",
         _WHEN,
-        "leave the column out with the option `columns`, change the column's type, set the option `unrepresentable`, "
+        "leave the column out with `Table.columns`, change the column's type, set `On.unrepresentable`, "
         "or leave the table out",
         _types,
     ),
@@ -46,8 +46,7 @@ COLUMNS: tuple[Check[TablesContext], ...] = (
         "mysql.virtual-columns",
         "The values of VIRTUAL columns do not depend on the session.",
         _WHEN,
-        "leave the column out with the option `columns`, make the column STORED, drop the column, or leave the table "
-        "out",
+        "leave the column out with `Table.columns`, make the column STORED, drop the column, or leave the table out",
         _virtual_columns,
     ),
 )
@@ -212,7 +211,8 @@ def _keys(context: TablesContext) -> Iterable[Problem]:
                 str(table.name),
                 "the consistency `watermark` needs a primary key or a unique index of whole NOT NULL columns, and "
                 "the table has neither",
-                f"ALTER TABLE {table_sql(table.name)} ADD PRIMARY KEY (…), or set `consistency` to `auto` or `lock`",
+                f"ALTER TABLE {table_sql(table.name)} ADD PRIMARY KEY (…), or set `Read.consistency` to `auto` or "
+                f"`lock`",
                 str(table.name),
             )
 
@@ -248,7 +248,7 @@ TABLES: tuple[Check[TablesContext], ...] = (
         "mysql.key",
         "If a table is read without a lock, it has a key that identifies its rows.",
         (Moment.PREFLIGHT,),
-        "add a primary key, or set `consistency` to `auto` or `lock`",
+        "add a primary key, or set `Read.consistency` to `auto` or `lock`",
         _keys,
         (Raised(Moment.POSITION_FIXED, "sources.mysql.steps.snapshot:tables_of"),),
     ),
@@ -270,7 +270,7 @@ CASCADES: tuple[Check[TablesContext], ...] = (
         "Some foreign key actions change rows without an entry in the log. A table with such rows is read at one "
         "exact position.",
         _WHEN,
-        "set `consistency` to `auto` or `lock`, or leave the table out",
+        "set `Read.consistency` to `auto` or `lock`, or leave the table out",
         _unlogged_cascades,
     ),
 )

@@ -98,9 +98,9 @@ def no_text(where: str, charset: str, value: bytes, *, apart: bool = False) -> V
     return ValueNotRepresentable(
         f"the stored bytes x'{shown}' contain a code that is not a character of {charset}{or_not_alone}",
         where=where,
-        hint="set the option `unrepresentable` to `string` (the stored bytes as 0x…). `null` is also possible, "
+        hint="set `On.unrepresentable` to `string` (the stored bytes as 0x…). `null` is also possible, "
         "unless the column is part of a key or its table has no key. Or correct the rows, change the column to "
-        "a binary type, or leave the column out with the option `columns`",
+        "a binary type, or leave the column out with `Table.columns`",
     )
 
 
@@ -604,7 +604,7 @@ def _no_date(where: str, column: ColumnType, value: str) -> ValueNotRepresentabl
     return ValueNotRepresentable(
         f"the {column.family.value} {value} is not a calendar date, so no {column.arrow} can hold it",
         where=where,
-        hint="set the option `unrepresentable` to `string`. `null` is also possible, unless the column is part of a "
+        hint="set `On.unrepresentable` to `string`. `null` is also possible, unless the column is part of a "
         f"key or its table has no key. Or correct the rows where {column.select} is {value!r}, or leave the "
         "table out",
     )

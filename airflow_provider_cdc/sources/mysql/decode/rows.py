@@ -223,7 +223,7 @@ def check_whole(connection: Connection, table: Table, warnings: int) -> None:
             f"value was left out because it is longer than max_allowed_packet (MySQL warning {RESULT_TOO_LONG})",
             where=str(table.name),
             hint=f"raise max_error_count on the server (to at most {MOST_WARNINGS - 1}), decrease the option "
-            "`chunk_rows`, or leave out the VIRTUAL column that causes the warnings"
+            "`Read.chunk_rows`, or leave out the VIRTUAL column that causes the warnings"
             + (f": {listed[0][2]}" if listed else ""),
         )
 

@@ -260,7 +260,7 @@ def load(settings: ConnectionSettings, signals: Sequence[str]) -> dict[str, floa
                     raise
                 raise ConfigurationError(
                     f"cannot be measured: {error.args[-1]}",
-                    where=f"parameter governor, {signal}",
+                    where=f"parameter governor (Limits.governor), {signal}",
                     hint="correct the query, or grant the privilege to the user of the connection",
                 ) from error
     return numbers
@@ -283,7 +283,7 @@ def _replica_lag(connection: Connection) -> float:
     if not rows:
         raise ConfigurationError(
             "the server is not a replica, and a primary does not know the lag of its replicas",
-            where=f"parameter governor, {REPLICA_LAG}",
+            where=f"parameter governor (Limits.governor), {REPLICA_LAG}",
             hint="give a query that returns the lag, such as one of a heartbeat table, as the key",
         )
     lags = [row["Seconds_Behind_Source"] for row in rows]

@@ -235,7 +235,7 @@ def _take_lock(connection: Connection, names: Sequence[TableName], policy: LockP
     raise LockNotGranted(
         f"the read lock was not granted in {format_count(policy.tries, 'try', 'tries')} of {policy.wait_seconds} s",
         where=", ".join(map(str, names)),
-        hint="end the transactions that hold locks on the tables, or increase the option `lock_tries`. "
+        hint="end the transactions that hold locks on the tables, or increase `Read.lock_tries`. "
         "performance_schema.metadata_locks shows these transactions. Prepared XA transactions hold locks, too: "
         "XA RECOVER lists them",
     )

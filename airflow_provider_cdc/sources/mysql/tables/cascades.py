@@ -125,7 +125,8 @@ def watermark_problems(connection: Connection, tables: Iterable[Table]) -> list[
             f"through foreign keys (ON DELETE or ON UPDATE CASCADE or SET NULL), changes of {parents_of(table)} "
             f"also change rows of this table, and {unlogged_because(connection)}. So with the consistency "
             "`watermark`, the copy would be wrong",
-            "set `consistency` to `auto` or `lock`, or leave the table out. If the foreign key was created after the "
+            "set `Read.consistency` to `auto` or `lock`, or leave the table out. If the foreign key was created after "
+            "the "
             "task `preflight` ran, clear this task",
             str(table.name),
         )

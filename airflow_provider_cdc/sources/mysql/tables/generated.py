@@ -73,7 +73,7 @@ def generated_problems(table: Table, expressions: Mapping[str, str]) -> Iterable
             yield Problem(
                 f"{table.name}.{column.name}",
                 f"the column is VIRTUAL, and its value may differ between sessions: {reason}",
-                "leave the column out with the option `columns`, make the column STORED, drop the column, or leave "
+                "leave the column out with `Table.columns`, make the column STORED, drop the column, or leave "
                 "the table out",
                 str(table.name),
             )
@@ -100,7 +100,7 @@ def type_problems(table: Table) -> Iterable[Problem]:
         hint = f"{otherwise}change the column's type, or leave the table out"
         if reason is not None and is_wide_decimal(column):
             hint = (
-                f"set the option `unrepresentable` to `string`{'' if apart else ' or `null`'}, {otherwise}or leave "
+                f"set `On.unrepresentable` to `string`{'' if apart else ' or `null`'}, {otherwise}or leave "
                 "the table out"
             )
         if reason is None and column.name in table.key:

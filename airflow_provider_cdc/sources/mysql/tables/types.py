@@ -116,7 +116,7 @@ def is_wide_decimal(column: Column) -> bool:
 
 def leaving_out(table: Table, column: str) -> str:
     """Return the beginning of a hint about a column that cannot be copied; empty if the column cannot be left out."""
-    return "" if column in table.key else "leave the column out with the option `columns`, "
+    return "" if column in table.key else "leave the column out with `Table.columns`, "
 
 
 def unmeasured(column: Column) -> str | None:

@@ -107,7 +107,7 @@ def identity_problem(table: Table) -> Problem | None:
             str(table.name),
             "is a view. The log has no changes of views, so a copy is exact only at the position at which the view "
             "is read",
-            "set `consistency` to `auto`, `again` or `exported`",
+            "set `Read.consistency` to `auto`, `again` or `exported`",
             str(table.name),
         )
     roots = [table.name] if table.details["kind"] == "p" and table.details["identity"] != "f" else []

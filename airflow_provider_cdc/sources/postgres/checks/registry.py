@@ -42,7 +42,7 @@ READERS: tuple[Check[None], ...] = (
         "postgres.sampled-values",
         "The first and the last rows of each table can be published.",
         (),
-        "set the option `unrepresentable`, or correct the values",
+        "set `On.unrepresentable`, or correct the values",
         raised_by=(Raised(Moment.PREFLIGHT, "sources.postgres.chunking.sample:sample"),),
     ),
     Check(

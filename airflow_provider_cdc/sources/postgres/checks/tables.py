@@ -43,7 +43,8 @@ def _keys(context: CatalogContext) -> Iterable[Problem]:
                 where,
                 "the consistency `watermark` needs a primary key or a non-deferrable unique index of whole NOT NULL "
                 "columns, and the table has neither",
-                f"ALTER TABLE {quote(table.name.schema, table.name.name)} ADD PRIMARY KEY (…), or set `consistency` "
+                f"ALTER TABLE {quote(table.name.schema, table.name.name)} ADD PRIMARY KEY (…), or set "
+                f"`Read.consistency` "
                 "to `auto` or `exported`",
                 where,
             )
@@ -71,7 +72,7 @@ def rewind_problems(catalog: Catalog, table: Table) -> Iterable[Problem]:
                 f"{where}.{column.name}",
                 f"is a generated column, and {why}",
                 f"{leaving_out(table, column.name) if generated == 'stored' else ''}drop the column, leave the table "
-                "out, or set `consistency` to `auto` or `again`",
+                "out, or set `Read.consistency` to `auto` or `again`",
                 where,
             )
 
@@ -136,7 +137,7 @@ COLUMNS: tuple[Check[CatalogContext], ...] = (
         "postgres.key",
         "If the parts of a table are read at different times, the table has a key that identifies its rows.",
         (Moment.PREFLIGHT,),
-        "add a primary key, or set `consistency` to `auto` or `exported`",
+        "add a primary key, or set `Read.consistency` to `auto` or `exported`",
         _keys,
         _NOT_PLANNED,
     ),
@@ -144,7 +145,7 @@ COLUMNS: tuple[Check[CatalogContext], ...] = (
         "postgres.replica-identity",
         "The log has the old rows of each table that the run rewinds.",
         (Moment.PREFLIGHT,),
-        "ALTER TABLE … REPLICA IDENTITY FULL, or set `consistency` to `auto` or `again`",
+        "ALTER TABLE … REPLICA IDENTITY FULL, or set `Read.consistency` to `auto` or `again`",
         _rewound,
         (*_NOT_PLANNED, Raised(Moment.LOG_READ, "sources.postgres.log.walker:LogWalker._check_identity")),
     ),

@@ -364,7 +364,7 @@ def _refusal(where: str, column: ColumnType, text: Callable[[int], str]) -> Call
         return ValueNotRepresentable(
             f"the {column.family.value} {value} does not fit into {column.arrow}",
             where=where,
-            hint="set the option `unrepresentable` to `string`, which publishes the column as text. `null` is also "
+            hint="set `On.unrepresentable` to `string`, which publishes the column as text. `null` is also "
             "possible, unless the column is part of a key or its table has no key. Or correct the rows in which "
             f"{column.name} is {value!r}, or leave the table out",
         )

@@ -158,7 +158,7 @@ def texts(where: str, located: Located, index: int) -> pa.Array:
             f"the text is not UTF-8: {error}",
             where=where,
             hint="the row is damaged, because the server accepts only valid text: correct the row, or leave the "
-            "column out with the option `columns`",
+            "column out with `Table.columns`",
         ) from error
     return array
 

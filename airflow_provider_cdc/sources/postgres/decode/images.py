@@ -244,6 +244,6 @@ def new_columns(table: Table, era: Era) -> pa.RecordBatch:
         raise ValueNotRepresentable(
             f"the lake has no value like that of the new column {stopping[0].column} in earlier rows",
             where=str(table.name),
-            hint="set `unrepresentable` to `null` or `string`, or change these rows",
+            hint="set `On.unrepresentable` to `null` or `string`, or change these rows",
         )
     return values

@@ -93,7 +93,7 @@ def load(settings: ConnectionSettings, signals: Sequence[str]) -> dict[str, floa
 
 
 def _measured(connection: Connection, signal: str) -> float:
-    where = f"parameter governor, {signal}"
+    where = f"parameter governor (Limits.governor), {signal}"
     # Without this role, the views show other sessions without their state, so the numbers would be too small.
     if signal in _SIGNALS and not value(connection, "pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')"):
         raise ConfigurationError(

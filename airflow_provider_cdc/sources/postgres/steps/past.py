@@ -121,9 +121,8 @@ def _past(connection: Connection, options: StepOptions) -> Past:
             [
                 Problem(
                     _WHERE,
-                    "PostgreSQL retains old log only if a standing slot exists, and the option `standing_slot` is "
-                    "empty",
-                    "set the option `standing_slot` to a name, such as nightly. Times since the first run with this "
+                    "PostgreSQL retains old log only if a standing slot exists, and `Refresh.standing_slot` is empty",
+                    "set `Refresh.standing_slot` to a name, such as nightly. Times since the first run with this "
                     "option can then be requested",
                 )
             ]

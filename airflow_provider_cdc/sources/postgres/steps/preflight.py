@@ -240,7 +240,7 @@ def _plans(catalog: Catalog, tables: Sequence[Table], options: TableOptions, pub
 def _why_again(catalog: Catalog, tables: Sequence[Table], options: TableOptions) -> str:
     """Return the reason why rows of tables are read again instead of rewound. Empty: they are rewound."""
     if options.consistency == "again":
-        return "the option `consistency` is `again`"
+        return "`Read.consistency` is `again`"
     views = [table.name for table in tables if table.details["kind"] in (VIEW, MATERIALIZED)]
     if views and options.consistency != "watermark":
         return f"{views[0]} is a view, which is exact only at the position where it is read"
@@ -282,7 +282,7 @@ def _why_whole(table: Table, options: TableOptions) -> str:
     if table.details["kind"] in (VIEW, MATERIALIZED):
         return "it is a view, and the log has no changes of views"
     return (
-        "the option `consistency` is `exported`"
+        "`Read.consistency` is `exported`"
         if options.consistency == "exported"
         else "the log does not have the keys of its changed rows"
     )
@@ -291,7 +291,7 @@ def _why_whole(table: Table, options: TableOptions) -> str:
 def _plan(table: Table, options: TableOptions) -> TablePlan:
     if options.consistency == "exported":
         chosen = "exported"
-        reason = "the option `consistency` is `exported`: the table is read in one snapshot, at one position"
+        reason = "`Read.consistency` is `exported`: the table is read in one snapshot, at one position"
     elif table.keyless and options.consistency != "watermark":
         chosen = "exported"
         reason = "it has no key that identifies its rows, so it is read in one snapshot, at one position"

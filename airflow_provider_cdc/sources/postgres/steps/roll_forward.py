@@ -72,11 +72,11 @@ def refusals_since(
     if not options.standing_slot:
         return all_for(
             "the server keeps the log since the last copy only for a standing slot, and the option "
-            "`standing_slot` is empty"
+            "`Refresh.standing_slot` is empty"
         )
     if options.keep_slot:
         return all_for(
-            "with the option `keep_slot`, the run's slot and publication are kept and must cover the "
+            "with `Read.keep_slot`, the run's slot and publication are kept and must cover the "
             "table, so the table is read"
         )
     with session(settings) as connection:

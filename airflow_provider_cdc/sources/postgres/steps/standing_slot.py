@@ -122,7 +122,7 @@ def keep_past(settings: ConnectionSettings, plans: Sequence[TablePlan], options:
     if settings.options.get("publication"):
         raise ConfigurationError(
             "runs add tables to the publication of a standing slot, so the connection must not name a publication",
-            where="parameter standing_slot",
+            where="parameter standing_slot (Refresh.standing_slot)",
             hint="use a connection whose user owns the tables, and leave the field publication of the connection empty",
         )
     with session(settings) as connection:

@@ -293,7 +293,7 @@ class TestTables:
         with having(server, f"CREATE TABLE shop.t (id INT, {column}{key})", "DROP TABLE shop.t"):
             (problem,) = problems(server, "shop.t")
         assert problem.where == f"shop.t.{column[0]}"
-        assert ("leave the column out with the option `columns`" in problem.hint) == ("UNIQUE" not in column)
+        assert ("leave the column out with `Table.columns`" in problem.hint) == ("UNIQUE" not in column)
 
     def test_text_of_any_character_set(self, server: MysqlServer) -> None:
         charsets = [

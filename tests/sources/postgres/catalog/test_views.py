@@ -193,7 +193,7 @@ def test_views_are_copied_only_where_they_are_named(source: PostgresSource, run:
 
 
 def test_a_view_is_exact_only_where_it_is_read(source: PostgresSource) -> None:
-    with pytest.raises(PreflightError, match="set `consistency` to `auto`"):
+    with pytest.raises(PreflightError, match=r"set `Read\.consistency` to `auto`"):
         source.preflight(["public.kept"], TableOptions("watermark"))
     plans = source.preflight(["public.kept", "public.t"], TableOptions("exported"))
     assert [(plan.consistency, plan.at_upper) for plan in plans] == [("exported", True)] * 2

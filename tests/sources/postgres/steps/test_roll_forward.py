@@ -197,7 +197,7 @@ def test_a_copy_that_is_older_than_the_standing_slot(since: Since) -> None:
 def test_a_standing_slot_that_was_lost_and_none_at_all(since: Since) -> None:
     options = since.kept.options
     since.kept.options = replace(options, standing_slot="")
-    assert all("the option `standing_slot`" in why for why in since.refused().values())
+    assert all("`Refresh.standing_slot`" in why for why in since.refused().values())
     since.kept.options = replace(options, keep_slot=True)
     assert all("keep_slot" in why for why in since.refused().values())
     assert len(since.refused()) == len(TABLES)

@@ -214,7 +214,7 @@ def _settings(conn_id: str, properties: Mapping[str, Any]) -> tuple[str, list[Pr
         problems.append(Problem(where, f"Spark cannot use the master {master!r}", _CORRECT))
     if remote := properties.get("spark.remote"):
         what = f"it is {remote}, so Spark would use Spark Connect, which cannot run these steps"
-        problems.append(Problem("spark_conf spark.remote", what, "remove the property"))
+        problems.append(Problem("Spark.conf spark.remote", what, "remove the property"))
     return master, problems
 
 
@@ -222,18 +222,18 @@ def _resources(master: str, properties: Mapping[str, Any]) -> Iterator[Problem]:
     memory = str(properties.get("spark.driver.memory") or "").strip()
     size = re.fullmatch(r"(\d+)([kmgt]?)", memory.lower())
     if memory and size is None:
-        yield Problem("spark_conf spark.driver.memory", f"{memory!r} is not a size for Java", "write it like 2g")
+        yield Problem("Spark.conf spark.driver.memory", f"{memory!r} is not a size for Java", "write it like 2g")
     elif (
         size is not None
         and int(size[1]) * _UNITS[size[2]] < LEAST_DRIVER_BYTES
         and "spark.testing.reservedMemory" not in properties
     ):
         what = f"{memory} is less than Spark needs to start, which is 450m (a number without a unit is in bytes)"
-        yield Problem("spark_conf spark.driver.memory", what, "set it to 1g or more, or leave it out")
+        yield Problem("Spark.conf spark.driver.memory", what, "set it to 1g or more, or leave it out")
     wanted, cores = _number(properties.get("spark.task.cpus")), _cores(master, properties)
     if wanted is not None and cores is not None and wanted > cores:
         what = f"each task would take {wanted} cores, but an executor has {cores}, so no task could start"
-        yield Problem("spark_conf spark.task.cpus", what, "lower it, or give the executors more cores")
+        yield Problem("Spark.conf spark.task.cpus", what, "lower it, or give the executors more cores")
 
 
 def _cores(master: str, properties: Mapping[str, Any]) -> int | None:
@@ -317,14 +317,14 @@ class _Machine:
         host = str(self.properties.get("spark.driver.host") or "")
         if bind and not _is_own_address(bind):
             yield Problem(
-                "spark_conf spark.driver.bindAddress",
+                "Spark.conf spark.driver.bindAddress",
                 f"{bind} is not an address of this worker",
                 "set it to 0.0.0.0, or leave it out",
             )
         # On Kubernetes, the name of a service may resolve only while the pod of the driver runs.
         if host and not self.master.startswith("k8s") and not bind and not resolves(host):
             yield Problem(
-                "spark_conf spark.driver.host",
+                "Spark.conf spark.driver.host",
                 f"{host} does not resolve {_HERE}, so the driver cannot listen there",
                 "correct the name. If only the executors can resolve it, set spark.driver.bindAddress to 0.0.0.0",
             )
@@ -345,13 +345,13 @@ class _Machine:
         else:
             return
         hint = "create the folder on every worker that runs Spark steps, or set spark.eventLog.enabled to false"
-        yield Problem("spark_conf spark.eventLog.dir", what, hint)
+        yield Problem("Spark.conf spark.eventLog.dir", what, hint)
 
     def _user(self) -> Iterator[Problem]:
         named = [name for name in _FILES if _fetched(str(self.properties.get(name) or ""))]
         if named and not has_user_entry() and not self.properties.get("spark.kerberos.keytab"):
             yield Problem(
-                f"spark_conf {', '.join(named)}",
+                f"Spark.conf {', '.join(named)}",
                 f"the user id {os.getuid()} has no entry in /etc/passwd {_HERE}, so spark-submit cannot copy files",
                 "add the entry, as the entry point of Airflow's image does, or leave these properties out",
             )
