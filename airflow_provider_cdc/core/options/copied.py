@@ -69,7 +69,8 @@ class Table(Declaration):
         accepts=COLUMNS,
         title="Columns",
         help='The columns to publish, such as `["id", "status"]`. To exclude columns, list all others. The key '
-        "columns are always published. The copies of a table with selected columns are in a separate folder or Iceberg table.",
+        "columns are always published. The copies of a table with selected columns are in a separate folder or Iceberg "
+        "table.",
         example='a list such as ["id", "status"]',
     )
     partition_by: Sequence[str] | Template = option(

@@ -154,7 +154,8 @@ class Read(Declaration):
         "`exported` (PostgreSQL): all tasks read in one exported snapshot. `again` (PostgreSQL): like `watermark`, for "
         "tables without `REPLICA IDENTITY FULL`. At the end, the run reads touched rows again in one short snapshot, "
         "and is exact at this snapshot. `auto`: `watermark` for tables with a key, `lock` or `exported` for tables "
-        "without a key. On PostgreSQL, `auto` means `again` if a table lacks `REPLICA IDENTITY FULL`.",
+        "without a key, and `lock` for tables whose foreign keys cascade (MySQL before 9.6). On "
+        "PostgreSQL, `auto` means `again` if a table lacks `REPLICA IDENTITY FULL`.",
         example="auto (recommended)",
     )
     chunk_rows: int | Template = option(
@@ -371,7 +372,8 @@ class On(Declaration):
             ("stop: stop the run", "new_column: give such a column a new Iceberg column of its name"),
         ),
         help="How to treat a column whose type changed at the source, if Iceberg cannot widen the column to the new "
-        "type (`int` to `text`): `stop` stops the run before it reads a row; `new_column` drops the Iceberg column and "
+        "type (`int` to `text`): `stop` stops the run before it reads a row, or leaves the table out "
+        "(`on_table_error` = `skip`); `new_column` drops the Iceberg column and "
         "adds another one with the same name and the new type. Older snapshots keep the old column with its values.",
         example="stop or new_column",
     )
