@@ -105,6 +105,7 @@ def outlets_of(
     *,
     target: Any,
     in_part: bool = False,
+    partition_key: str = "",
 ) -> list[Asset | AssetAlias]:
     """Return the outlets of a group's last task: ``alias``, through which the task announces its copies, and the assets
     of all tables that are certain to be copied. Because of these assets, the asset graph shows the tables before the
@@ -112,32 +113,73 @@ def outlets_of(
 
     :param tables: the group's argument ``tables``: patterns or a template.
     :param in_part: whether parts of tables may be copied. Parts have separate assets.
-    :raises ConfigurationError: Airflow's setting of the production targets is malformed.
+    :param partition_key: the key of the partition that each copy becomes, or its template; empty: none. The outlets
+        then also have the assets of copies that do not become the latest ones, because an alias has no partitions.
+    :raises ConfigurationError: Airflow's setting of the production targets is malformed. Or there is a partition key,
+        but this Airflow has no partitions, or it is unknown which tables will be copied.
     """
+    found = _certain_tables(source_conn_id, tables, on_table_error, target, in_part=in_part)
+    if partition_key:
+        _check_partitions(all_named=bool(found) and None not in found)
+    names = dict.fromkeys(name for name in found if name is not None)
+    lake = lake_of(target, source_conn_id) if names else None
+    kinds = (True, False) if partition_key else (True,)
+    return [alias, *(copy_asset(source_conn_id, name, lake, latest=latest) for name in names for latest in kinds)]
+
+
+def _certain_tables(
+    source_conn_id: str, tables: Any, on_table_error: Any, target: Any, *, in_part: bool
+) -> Sequence[TableName | None]:
+    """Return the table that each pattern names, or None. Empty: no table is certain to be copied as a whole."""
     # Check the setting now. Otherwise, a malformed setting would not stop the run until the run publishes its copies.
     production_targets("source")
     # The values of templates and of mapped groups are known only when the tasks run.
     if in_part or on_table_error != "fail" or not isinstance(tables, (list, tuple)):
-        return [alias]
+        return ()
     patterns = list(tables)
     if any(_is_template(value) for value in (source_conn_id, target, *patterns)):
-        return [alias]
+        return ()
     if any(pattern.startswith("!") for pattern in patterns):
-        return [alias]
-    table_names: dict[TableName, None] = {}
+        return ()
+    found: list[TableName | None] = [None] * len(patterns)
     # Preflight rejects an invalid pattern or folder, and lists all problems.
-    for pattern in patterns:
+    for number, pattern in enumerate(patterns):
         with suppress(ConfigurationError):
-            if (name := _literal(pattern)) is not None:
-                table_names[name] = None
+            found[number] = _literal(pattern)
     try:
-        lake = lake_of(target, source_conn_id)
+        lake_of(target, source_conn_id)
     except ConfigurationError:
-        return [alias]
-    return [alias, *(copy_asset(source_conn_id, name, lake, latest=True) for name in table_names)]
+        return ()
+    return found
 
 
-def announce(events: Any, outlets: Iterable[Any], copies: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Any]:
+def _check_partitions(*, all_named: bool) -> None:
+    """Check that the events of all copies can have a partition.
+
+    :param all_named: whether all tables that will be copied are known.
+    :raises ConfigurationError: they cannot.
+    """
+    # Import it late: only DAGs with partitions need it.
+    from airflow.sdk.execution_time.context import OutletEventAccessor
+
+    if not hasattr(OutletEventAccessor, "add_partitions"):
+        raise ConfigurationError(
+            "the asset events of this Airflow have no partitions",
+            where="Lake.partition_key",
+            hint="use Airflow 3.3 or later",
+        )
+    if not all_named:
+        raise ConfigurationError(
+            "it is not known which tables will be copied, so their assets cannot have partitions",
+            where="Lake.partition_key",
+            hint="name each table in tables, without templates and patterns in source_conn_id, tables and target, and "
+            "without where, columns, merge and on_table_error",
+        )
+
+
+def announce(
+    events: Any, outlets: Iterable[Any], copies: Iterable[tuple[str, Mapping[str, Any]]], partition_key: str = ""
+) -> list[Any]:
     """Add an event for each copy, and return the outlets that the task must have when it ends.
 
     When a task succeeds, Airflow creates an event for each asset in the task's outlets, even if the task did not copy
@@ -146,6 +188,8 @@ def announce(events: Any, outlets: Iterable[Any], copies: Iterable[tuple[str, Ma
     :param events: ``outlet_events`` of the task's context.
     :param outlets: the outlets of the task.
     :param copies: for each copy, the URI of the copy's asset and the ``extra`` of the copy's event.
+    :param partition_key: if not empty, each asset of ``outlets`` also gets an event with this key. An event with a key
+        starts only DAGs that are scheduled on partitions, and the event of the alias starts all other DAGs.
     """
     outlets = list(outlets)
     named = {outlet.uri: outlet for outlet in outlets if isinstance(outlet, Asset) and _is_ours(outlet.uri)}
@@ -154,9 +198,11 @@ def announce(events: Any, outlets: Iterable[Any], copies: Iterable[tuple[str, Ma
     for uri, extra in copies:
         for alias in aliases:
             events[alias].add(Asset(uri=uri), extra=dict(extra))
-        if not aliases and uri in named:
-            # If the task was created without a group, it has no alias.
+        # If the task was created without a group, it has no alias.
+        if uri in named and (partition_key or not aliases):
             events[named[uri]].extra = dict(extra)
+            if partition_key:
+                events[named[uri]].add_partitions(partition_key)
             outlets_kept.append(named[uri])
     return outlets_kept
 

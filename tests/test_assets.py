@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG, Asset, AssetAlias
-from airflow.sdk.execution_time.context import OutletEventAccessors
+from airflow.sdk.execution_time.context import OutletEventAccessor, OutletEventAccessors
 from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_provider_cdc.assets import announce, copies_alias, outlets_of, table_asset
@@ -156,6 +156,41 @@ def test_each_copy_has_one_event_and_what_is_named_for_the_graph_alone_has_none(
     orders, lines = (table_asset("shop", f"shop.{name}") for name in ("orders", "lines"))
     assert announce(events, [orders, lines], [(orders.uri, {"rows": 3})]) == [orders]
     assert events[orders].extra == {"rows": 3}
+
+
+def test_a_partition_is_announced_beside_the_event_that_other_dags_wait_for() -> None:
+    given: dict[str, Any] = {"target": "s3://lake/raw", "partition_key": "{{ ds }}"}
+    outlets = outlets_of("shop", ["shop.orders", "shop.lines"], "fail", ALIAS, **given)
+    orders, late = table_asset("shop", "shop.orders"), table_asset("shop", "shop.lines", past=True)
+    events = OutletEventAccessors()
+    kept = announce(events, outlets, [(orders.uri, {"rows": 1}), (late.uri, {"rows": 2})], "2026-01-01")
+    assert kept == [ALIAS, orders, late]
+    told = [(event.dest_asset_key.uri, event.extra) for event in events[ALIAS].asset_alias_events]
+    assert told == [(orders.uri, {"rows": 1}), (late.uri, {"rows": 2})]
+    for asset, rows in ((orders, 1), (late, 2)):
+        assert (events[asset].partition_keys, events[asset].extra) == ({"2026-01-01"}, {"rows": rows})
+
+
+@pytest.mark.parametrize(
+    ("tables", "more"),
+    [
+        (["shop.*"], {}),
+        (["shop.orders", "shop.l*"], {}),
+        ("{{ params.tables }}", {}),
+        (["shop.orders"], {"on_table_error": "skip"}),
+        (["shop.orders"], {"in_part": True}),
+    ],
+)
+def test_a_partition_of_a_table_that_is_not_known_is_refused_when_the_dag_is_parsed(tables: Any, more: Any) -> None:
+    given = {"on_table_error": "fail", "target": "s3://lake/raw", "partition_key": "{{ ds }}", **more}
+    with pytest.raises(ConfigurationError, match="partition_key: it is not known which tables"):
+        outlets_of("shop", tables, alias=ALIAS, **given)
+
+
+def test_a_partition_is_refused_where_airflow_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(OutletEventAccessor, "add_partitions")
+    with pytest.raises(ConfigurationError, match=r"no partitions\n.*Airflow 3\.3"):
+        outlets_of("shop", ["shop.orders"], "fail", ALIAS, target="s3://lake/raw", partition_key="{{ ds }}")
 
 
 def test_a_group_announces_its_copies_and_others_can_be_scheduled_on_them() -> None:

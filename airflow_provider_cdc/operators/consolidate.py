@@ -53,8 +53,9 @@ class ConsolidateOperator(SparkStepOperator):
     - ``counts``: numbers about the work of the step.
 
     Each copy creates one event of its table's asset (`airflow_provider_cdc.assets`), even if the task runs several
-    times (`operators.announce`). The event's ``extra`` has ``run_id``, ``position``, ``rows``, ``path``, ``latest`` and
-    ``schema_digest``. The position is also stored under the source's own key, such as ``initial_lsn``.
+    times (`operators.announce`). With ``partition_key``, it creates a second one. The event's ``extra`` has ``run_id``,
+    ``position``, ``rows``, ``path``, ``latest`` and ``schema_digest``. The position is also stored under the source's
+    own key, such as ``initial_lsn``.
     ``schema_digest`` changes if the columns, their types or the key change. If only a part of the table is copied,
     ``extra`` also has ``where`` and ``columns``. ``certificate`` has the digest of the copy's rows
     (``docs/certificate.md``). If the run could not be exact at the end of its interval, ``extra``
@@ -80,7 +81,7 @@ class ConsolidateOperator(SparkStepOperator):
         announcement = announcement_of(context, run, self.source_conn_id, {table: latest[table] for table in copies})
         events = [(event.uri, copies[table]) for table, event in announcement.events.items()]
         # Assign a new list, which is for this try only. The list that the DAG's task holds must not change.
-        self.outlets = announce(context["outlet_events"], self.outlets, events)
+        self.outlets = announce(context["outlet_events"], self.outlets, events, run.manifest.options.partition_key)
         say_other_target(self.log, run, self.source_conn_id)
         for table in (name for name, is_latest in latest.items() if not is_latest):
             self.log.warning(

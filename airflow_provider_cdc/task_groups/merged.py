@@ -33,6 +33,7 @@ _WHY_NOT = {
     "sort_by": "tables of several sources are merged as Parquet only",
     "on_type_change": "tables of several sources are merged as Parquet only",
     "on_foreign_commit": "tables of several sources are merged as Parquet only",
+    "partition_key": "merged copies of several sources have no partitions",
     "changes": "the changes of shards are not united",
     "keep_days": "merged copies of several sources are kept by their number only: give Retention.copies",
 }

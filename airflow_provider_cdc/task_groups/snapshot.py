@@ -164,6 +164,7 @@ class SnapshotTaskGroup(TaskGroup):
                     self.copies,
                     target=options["target"],
                     in_part=bool(options["where"] or options["columns"] or options["merge"]),
+                    partition_key=options["partition_key"],
                 ),
                 **on_spark,
             )

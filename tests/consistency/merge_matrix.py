@@ -120,6 +120,11 @@ ELSEWHERE = (
         argument={"keep_days": 7},
     ),
     Case(
+        "`partition_key`",
+        "refused: merged copies have no partitions",
+        argument={"partition_key": "{{ ds }}"},
+    ),
+    Case(
         "`on_table_error` = `skip`",
         "works: a shard that cannot be copied leaves out its merged table, with all shards",
     ),

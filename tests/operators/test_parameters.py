@@ -57,6 +57,7 @@ RIGHT: dict[str, Any] = {
     "on_type_change": "stop",
     "on_foreign_commit": "stop",
     "storage_conn_id": "",
+    "partition_key": "",
     "on_table_error": "fail",
     "on_schema_change": "restart_table",
     "concurrent_runs": "allow",
@@ -118,6 +119,8 @@ WRONG: dict[str, list[Any]] = {
     "on_foreign_commit": ["", None, "new_column"],
     "table_name": ["", None, 5, "table", ".table", "schema."],
     "storage_conn_id": [5, ["lake"]],
+    # Airflow would refuse the blank and the long key after the publication. The number 0 may have been the text 00.
+    "partition_key": [" ", "x" * 251, 0, -1, 1.5, True, ["2026-01-01"]],
     "max_reads": [-1, 1.5, "5", True, None],
     "max_rows_per_second": [-1, 1.5, "5", True, None],
     "governor": [["threads_running"], {"threads_running": -1}, {"threads_running": "9"}, {"": 1}, {"x": float("inf")}],
@@ -155,6 +158,11 @@ def test_each_value_arrives_where_it_is_used() -> None:
     lock, merging = LockPolicy(1, 3, 0.5, False, 7), MergeOptions({}, vanished_shards=[])
     assert found.steps == StepOptions(1, 0, limits=limits, lock=lock, merging=merging, keep_slot=True)
     assert found.spark_conf == {"spark.x": "1"}
+
+
+def test_a_partition_key_that_became_a_number_when_it_was_rendered_is_text_again() -> None:
+    for value, key in {"2026-01-01": "2026-01-01", 20260101: "20260101", "": "", None: ""}.items():
+        assert checked({**RIGHT, "partition_key": value}).steps.partition_key == key
 
 
 def test_days_alone_remove_nothing_and_are_refused() -> None:

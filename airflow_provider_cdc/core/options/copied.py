@@ -16,6 +16,7 @@ from airflow_provider_cdc.core.options.declare import (
     COUNT_OR_NONE,
     FLAG,
     LAYOUT,
+    PARTITION_KEY,
     PATTERNS,
     TABLE_TEMPLATE,
     URI,
@@ -269,4 +270,12 @@ class Lake(Declaration):
         "or `adls`, with its credentials, endpoint and region. Airflow's tasks, Spark's driver and its executors use "
         "it. Empty: what they find in their environment, such as the role of the machine.",
         example="text such as aws_default",
+    )
+    partition_key: str = option(
+        default="",
+        accepts=PARTITION_KEY,
+        help="A key of a partition, such as `{{ ds }}`. Each copy then has a second asset event, with this key, for "
+        "DAGs that are scheduled on partitions of the table's asset. The tables must be named one by one. Empty: no "
+        "partitions. Needs Airflow 3.3 or later.",
+        example="text such as {{ ds }}",
     )

@@ -406,6 +406,13 @@ SLOT_NAME = Accepted(
     lambda value: value or "",
 )
 FLAG = Accepted("true or false", bool, {"type": "boolean"})
+# Airflow's limit. Rendering makes a number of text such as 20260131. The number 0 may have been the text 00.
+PARTITION_KEY = Accepted(
+    "text of at most 250 characters that is not blank, a number above 0, or empty",
+    Annotated[str, msgspec.Meta(pattern=r"\A\Z|\S", max_length=250)] | _Count | None,
+    {"type": ["string", "integer", "null"], "maxLength": 250},
+    lambda value: str(value or ""),
+)
 
 
 @dataclass(frozen=True)

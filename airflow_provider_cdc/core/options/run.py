@@ -171,6 +171,7 @@ class StepOptions:
     on_schema_change: str = of("on_schema_change")
     log: LogOptions = field(default_factory=LogOptions)
     merging: MergeOptions = field(default_factory=MergeOptions)
+    partition_key: str = of("partition_key")
 
     @property
     def skips(self) -> bool:
