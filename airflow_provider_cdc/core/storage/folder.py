@@ -289,8 +289,12 @@ class Storage:
 
     def write_text(self, name: str, text: str) -> None:
         """Like `write_json`, for text."""
+        self.write_bytes(name, text.encode())
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        """Like `write_json`, for bytes."""
         with convert_store_errors(self.uri_of(name)):
-            durable.write(self._filesystem, self.path(name), text.encode())
+            durable.write(self._filesystem, self.path(name), data)
 
     def create_json(self, name: str, data: Any, settle: float | None = None) -> bool:
         """Like `write_json`, but does not change an existing file. Return whether the file now contains ``data``.
