@@ -24,6 +24,7 @@ BENCHES = {
     "consolidate": "rewind and publish, by the number of touched keys",
     "source-impact": "the effect of a snapshot on writers, compared with dumps",
     "postgres-source-impact": "PostgreSQL: the effect of a copy on writers, compared with pg_dump",
+    "truth": "the contents of copies under writes, compared with the source's log, on both databases",
     "spool": "the changes of a run after its last read, with and without the spool, on both databases",
     "resume": "the share of its reading that a run keeps if it is killed, on both databases",
     "memory": "the peak memory of each Spark worker, by the number of rows",

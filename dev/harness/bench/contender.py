@@ -91,7 +91,7 @@ class Order:
     it. A contender that reads the log reduces ``files`` of the log, with ``rows`` row images of the table, to net
     changes, and writes nothing. ``night`` numbers the later runs into one target: such a run rolls the last copy
     forward, after the statements ``before`` were executed. ``format`` is the format of the copies. ``limits``
-    are fields of ``LimitOptions``.
+    are fields of ``LimitOptions``. ``way`` is the way in which a contender of `bench truth` copies.
     """
 
     table: str
@@ -106,6 +106,7 @@ class Order:
     night: int = 0
     format: str = "parquet"
     limits: Mapping[str, Any] | None = None
+    way: str = ""
 
 
 Work = Callable[[Order], Mapping[str, Any]]

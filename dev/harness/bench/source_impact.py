@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
     with bench_server(directory) as server, ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="work-", dir=directory)))
         table, warm = ensure_table(server, "mixed", rows), ensure_table(server, "mixed", 10_000)
-        _make_copier(server)
+        make_copier(server)
         contenders = {}
         for name in ("ours", *DUMPS):
             say(f"bench: starting {name}")
@@ -67,7 +67,8 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
     return report
 
 
-def _make_copier(server: MysqlServer) -> None:
+def make_copier(server: MysqlServer) -> None:
+    """Create the user of all copies."""
     # Do not log these statements, because they are not part of the measured work.
     with server.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SET SESSION sql_log_bin = 0")

@@ -50,10 +50,13 @@ class Traffic:
         self._commits: Any = context.Array("Q", WRITERS, lock=False)
         self._worst: Any = context.Array("d", WRITERS, lock=False)
         self._stop = context.Event()
-        self._process = context.Process(
-            target=_write, args=(connect, rows, self._commits, self._worst, self._stop), daemon=True
-        )
+        self._process = self._process_of(connect, rows)
         self._started = (0.0, 0)
+
+    def _process_of(self, connect: Callable[[], Any], rows: int) -> Any:
+        """Return the process of the writers."""
+        arguments = (connect, rows, self._commits, self._worst, self._stop)
+        return get_context("spawn").Process(target=_write, args=arguments, daemon=True)
 
     def begin(self) -> None:
         """Begin a span."""
