@@ -173,7 +173,7 @@ def _check_partitions(*, all_named: bool) -> None:
             "it is not known which tables will be copied, so their assets cannot have partitions",
             where="Lake.partition_key",
             hint="name each table in tables, without templates and patterns in source_conn_id, tables and target, and "
-            "without where, columns, merge and on_table_error",
+            "without Table.where, Table.columns, Merge and On.table_error",
         )
 
 

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("\n".join(packages))
         else:
             uri = _write(packages, given)
-            print(f'spark_conf = {{\n    "spark.archives": "{uri}#environment",')
+            print(f'conf = {{\n    "spark.archives": "{uri}#environment",')
             print('    "spark.executorEnv.PYTHONPATH": "./environment",\n}')
     except CdcError as error:
         print(f"bundle failed: {error}", file=sys.stderr)

@@ -31,7 +31,7 @@ def bundle(*arguments: str | Path) -> str:
 
 def archive_in(folder: Path, *arguments: str) -> tuple[Path, list[str]]:
     """Make an archive, and return its path and the Spark properties that the command prints."""
-    conf = ast.literal_eval(bundle("--to", folder, *arguments).partition("spark_conf = ")[2])
+    conf = ast.literal_eval(bundle("--to", folder, *arguments).partition("conf = ")[2])
     uri = conf["spark.archives"].removesuffix("#environment")
     return Path(unquote(urlsplit(uri).path)), [f"{name}={value}" for name, value in conf.items()]
 
