@@ -215,6 +215,43 @@ def _tests() -> set[str]:
     return names
 
 
+def _held_by(page: Path) -> dict[str, str]:
+    """Return the cell ``held by`` of each condition in the tables of a page."""
+    found, column = dict[str, str](), 0
+    lines = page.read_text().splitlines()
+    for number, line in enumerate(lines, 1):
+        cells = [cell.strip() for cell in line.split(" | ")]
+        if number < len(lines) and re.fullmatch(r"\|[-| ]+\|", lines[number]):
+            column = next((index for index, cell in enumerate(cells) if cell.startswith("held by")), 0)
+        elif condition := re.match(r"\| ([A-Z]\d+)\b", line):
+            found[f"{page.name}:{number} {condition[1]}"] = cells[column] if column else ""
+    return found
+
+
+def _names_in_the_package() -> set[str]:
+    """Return the names of all modules, classes, functions and attributes of the package."""
+    names = set[str]()
+    for module in (ROOT / "airflow_provider_cdc").rglob("*.py"):
+        names.add(module.stem)
+        for node in ast.walk(ast.parse(module.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                names.add(node.name)
+            elif isinstance(node, ast.AnnAssign | ast.Assign):
+                targets = [node.target] if isinstance(node, ast.AnnAssign) else node.targets
+                names.update(target.id for target in targets if isinstance(target, ast.Name))
+    return names
+
+
+def test_every_condition_of_the_designs_names_the_place_that_enforces_it() -> None:
+    places = {name: cell for page in DESIGNS for name, cell in _held_by(page).items()}
+    named = {name: re.findall(r"`([A-Za-z_][\w.]*)`", cell) for name, cell in places.items()}
+    without = [name for name, found in named.items() if not found and "a property of the servers" not in places[name]]
+    assert without == []
+    known = _names_in_the_package()
+    unknown = {name: one for name, found in named.items() for one in found if not {*one.split(".")} <= known}
+    assert unknown == {}
+
+
 def test_every_condition_of_the_designs_names_tests_that_exist() -> None:
     conditions = {name: tests for page in DESIGNS for name, tests in _conditions(page).items()}
     assert len(conditions) >= CONDITIONS
