@@ -128,6 +128,19 @@ class TestPositions:
                     assert rows(reader) >= written(point.position, since)
                     assert (reader.upper, reader.lock_seconds) == (None, 0.0)
 
+    def test_initial_has_no_transaction_that_reads_do_not_see_yet(
+        self, source: MysqlSource, mysql: MysqlServer, table: Table
+    ) -> None:
+        gtid = Gtid(uuid.uuid4().bytes, "", 1)
+        with mysql.connect() as committing:
+            query(committing, f"SET gtid_next = '{gtid}'")
+            query(committing, "BEGIN")
+            query(committing, f"INSERT INTO {table.name} VALUES (8, 8)")
+            assert gtid in GtidSet.expect(source.bound_reads().upper), "the server does not know the transaction"
+            point = source.record_initial([TablePlan(table.name, "watermark", "")], IMPATIENT)
+            assert gtid not in GtidSet.expect(point.position)
+            query(committing, "ROLLBACK")
+
     @pytest.mark.slow
     def test_upper_covers_all_that_was_read(self, source: MysqlSource, table: Table, since: GtidSet) -> None:
         begin = LogPlace.parse(source.bound_reads().log_end)

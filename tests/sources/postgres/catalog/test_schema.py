@@ -10,10 +10,12 @@ from functools import partial
 import psycopg
 import pytest
 
+from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.storage.records import decode, encode
 from airflow_provider_cdc.core.tables.selection import selection_of
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
+from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves
 from airflow_provider_cdc.sources.postgres.catalog.schema_difference import AT_UPPER, check_unchanged, difference
 from airflow_provider_cdc.sources.postgres.catalog.types import unmapped
@@ -386,5 +388,9 @@ def test_a_read_goes_by_the_names_and_types_that_were_recorded(
         query(reader, "SELECT a, b FROM shop.swapped")
         with pytest.raises(SchemaChanged, match=why):
             check_in_place(partial(query, reader), table, leaf)
+    source = PostgresSource(settings_of(postgres, database))
+    (chunk,) = source.plan_chunks(table, 100)
+    with source.reader(table, "watermark", LockPolicy()) as chunks, pytest.raises(SchemaChanged, match=why):
+        list(chunks.read(chunk))
     (now,) = read_tables(shop, [TableName("shop", "swapped")])
     check_in_place(partial(query, shop), now, leaves(now)[0], locked=False)

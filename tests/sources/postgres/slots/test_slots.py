@@ -15,7 +15,7 @@ import pytest
 
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.positions.position import Lsn
-from airflow_provider_cdc.core.run.manifest import InitialPoint
+from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import LockNotGranted, LogGone, PreflightError, TransientError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
@@ -105,6 +105,43 @@ def test_a_commit_that_the_point_contains_and_nobody_sees_yet_is_waited_for(own:
         committing.result(60)
         settle(settings)
     slots.drop(settings, SLOT, SLOT)
+
+
+@pytest.mark.slow
+def test_reads_begin_when_all_commits_before_their_position_are_visible(
+    own: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same commit as in the test before. It becomes visible when the source waits for it."""
+    own.query(
+        "CREATE TABLE stock (id int PRIMARY KEY, left_over int); ALTER TABLE stock REPLICA IDENTITY FULL;"
+        "INSERT INTO stock SELECT i, 0 FROM generate_series(1, 10) i"
+    )
+    source = PostgresSource(settings_of(own, "postgres"))
+    wait_until_visible = transaction_waits.wait_until_visible
+
+    def answered(*arguments: Any) -> None:
+        own.set_standbys("")
+        wait_until_visible(*arguments)
+
+    def fixed() -> list[tuple[Any, ...]]:
+        source.record_initial([TablePlan(TableName("public", "stock"), "watermark", "")], LockPolicy(), RUN_ID)
+        return own.query("SET synchronous_commit = local; SELECT left_over FROM stock WHERE id = 3")
+
+    monkeypatch.setattr(transaction_waits, "wait_until_visible", answered)
+    first, second, third = own.connect(autocommit=False), own.connect(autocommit=False), own.connect()
+    with background(own) as pool:
+        first.execute("UPDATE stock SET left_over = 1 WHERE id = 1")
+        rows = pool.submit(fixed)
+        wait_for(own, "backend_type = 'walsender' AND wait_event = 'transactionid'")
+        second.execute("UPDATE stock SET left_over = 2 WHERE id = 2")
+        first.rollback()
+        wait_for(own, f"backend_type = 'walsender' AND {second.info.backend_pid} = ANY(pg_blocking_pids(pid))")
+        own.set_standbys("nobody")
+        committing = pool.submit(third.execute, "UPDATE stock SET left_over = 3 WHERE id = 3")
+        wait_for(own, "wait_event = 'SyncRep'")
+        second.rollback()
+        assert rows.result(60) == [(3,)]
+        committing.result(60)
 
 
 @pytest.mark.slow
