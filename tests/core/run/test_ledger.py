@@ -119,14 +119,26 @@ def test_an_entry_of_a_removed_run_joins_no_other_history(manifest: Manifest, fo
     assert Run.load(folder).state == again.state
 
 
-@pytest.mark.parametrize("when", ["before the entry", "while it is written"])
+@pytest.mark.parametrize("when", ["before the entry", "while it is written", "but for the other files"])
 def test_an_entry_after_a_clean_up_does_not_count(
     manifest: Manifest, folder: Storage, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L3. The clean-up removes the run between the last look of an attempt and its entry, or just then."""
-    run, create = Run.create(manifest), Storage.create_json
+    """L3. The clean-up removes the run between the last look of an attempt and its entry, or just then. It may be
+    killed when it has deleted one file."""
+    run, create, delete = Run.create(manifest), Storage.create_json, Storage.delete_file
+    folder.write_json("a/file.json", {})
     ledger = Ledger(folder)
     known = ledger.state()
+
+    def killed(*arguments: Any) -> None:
+        delete(*arguments)
+        raise KeyboardInterrupt
+
+    if when == "but for the other files":
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Storage, "delete_file", killed)
+            remove_folder(run, "clean-up")
+        assert folder.exists("a/file.json")
 
     def removed(*arguments: Any) -> bool:
         if when == "while it is written":
