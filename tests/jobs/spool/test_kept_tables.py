@@ -17,6 +17,7 @@ from airflow_provider_cdc.jobs.certificate import build
 from airflow_provider_cdc.jobs.log.log import RunLog
 from airflow_provider_cdc.jobs.restart import move
 from airflow_provider_cdc.jobs.roll_forward import merge, plan
+from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.sources.mysql.source import MysqlSource
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, settings_of
@@ -85,8 +86,12 @@ def test_an_unlogged_statement_after_the_new_position_is_found_by_the_next_run(
     run = RestartedRun(server, tmp_path, monkeypatch)
 
     def act() -> None:
-        server.query("OPTIMIZE TABLE shop.visits, shop.events")
+        server.query("OPTIMIZE TABLE shop.visits")
         run.alter()
+
+    def right_before(step: Step) -> None:
+        # A check of the tables would make the statement explain nothing any more.
+        server.query("OPTIMIZE TABLE shop.events")
 
     def right_after(*arguments: Any) -> InitialPoint:
         point = run.record_point(*arguments)
@@ -94,6 +99,7 @@ def test_an_unlogged_statement_after_the_new_position_is_found_by_the_next_run(
             unlogged(server, "TRUNCATE TABLE shop.events")
         return point
 
+    monkeypatch.setattr(move, "end_spool", right_before)
     monkeypatch.setattr(move, "record_point", right_after)
     run.acts = {1: [run.change] * 14 + [act], 2: [lambda: unlogged(server, "TRUNCATE TABLE shop.visits")]}
     run.finish()
