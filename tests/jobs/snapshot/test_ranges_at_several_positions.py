@@ -276,3 +276,27 @@ def test_dates_that_are_published_as_text_divide_no_table(
     point = source.record_initial([plan], LockPolicy())
     chunks = source.plan_chunks(point.tables[0], 40)
     assert (len(chunks) > 1) == divided
+
+
+@pytest.mark.parametrize(
+    ("selected", "divided"),
+    [
+        ({}, True),
+        ({"columns": {"shop.events": ["a", "b"]}}, False),
+        # The value of a row that the condition excludes may have no Arrow type, and so no known range.
+        ({"where": {"shop.events": "a >= 0"}}, False),
+    ],
+)
+def test_a_column_whose_values_are_not_read_divides_no_table(
+    postgres_factory: PostgresFactory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    selected: dict[str, Any],
+    divided: bool,
+) -> None:
+    server = postgres_factory({})
+    make_postgres(server, "date")
+    run = SpooledRun(server, tmp_path, monkeypatch, chunk_rows=40, **selected)
+    (events,) = (entry.table for entry in run.manifest.tables if entry.table.name.name == "events")
+    chunks = run.pipeline.source.plan_chunks(events, 40)
+    assert any(chunk.within for chunk in chunks) == divided

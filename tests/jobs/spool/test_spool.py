@@ -13,17 +13,19 @@ from tests.jobs.spool.spooled_run import Server, SpooledRun, purge, rotate
 def test_the_source_removes_the_log_behind_the_spool_and_the_copy_is_exact(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The last parts are read after the last piece."""
     run = SpooledRun(server, tmp_path, monkeypatch)
     spooler = run.spooler()
     gone = []
 
     def between() -> None:
         run.change(5)
-        rotate(server)
-        run.change(5)
-        assert spooler.take()
-        run.change(5)
-        purge(server)
+        for _ in range(2 if len(gone) < len(run.read_parts) - 2 else 0):
+            rotate(server)
+            run.change(5)
+            assert spooler.take()
+            run.change(5)
+            purge(server)
         gone.append(run.log_of_position_is_gone())
 
     run.change()
