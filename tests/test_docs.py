@@ -105,6 +105,13 @@ def test_the_error_s_tree_is_drawn_whole() -> None:
     assert set(re.findall(r"[├└]── (\w+)", errors.__doc__ or "")) >= RAISED
 
 
+def test_readme_leads_to_every_page() -> None:
+    index = (ROOT / "README.md").read_text().partition("\n## Documentation\n")[2]
+    linked = set(re.findall(r"\(docs/([\w-]+\.md)\)", index))
+    own = {"operations.md", "releasing.md"}  # Addresses that moved, and a page for maintainers.
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - own - linked == set()
+
+
 def _group(*omitted: object, **arguments: Any) -> SnapshotTaskGroup:
     """Return a task group. Snippets write ``...`` for the arguments that they are not about."""
     assert set(omitted) <= {...}
