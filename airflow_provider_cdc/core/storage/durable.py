@@ -91,7 +91,8 @@ def write(filesystem: fs.FileSystem, path: str, data: bytes) -> None:
     if not isinstance(filesystem, fs.LocalFileSystem):
         growing = shows_growing_files(filesystem)
         first = f"{path}.{uuid.uuid4().hex}.tmp" if growing else path
-        with filesystem.open_output_stream(first) as stream:
+        # By default, PyArrow would compress a file whose name ends with .gz.
+        with filesystem.open_output_stream(first, compression=None) as stream:
             stream.write(data)
         if growing:
             filesystem.move(first, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import pickle
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import ConfigurationError, ManifestError
+from tests.core.storage.test_conditional import settings_for
 
 
 @pytest.fixture
@@ -87,3 +89,11 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_any_work(tmp_path: 
     storage = Storage(tmp_path.as_uri())
     storage.check_writable()
     assert storage.files() == ["file"]
+
+
+@pytest.mark.slow
+def test_an_object_has_the_bytes_that_were_written_whatever_its_name(s3: str, tmp_path: Path) -> None:
+    folder, data = Storage(f"s3://lake/{tmp_path.name}", settings_for(s3)), gzip.compress(b"abc")
+    folder.write_bytes("packages.tar.gz", data)
+    assert folder.size("packages.tar.gz") == len(data)
+    assert folder.filesystem.open_input_file(folder.path("packages.tar.gz")).read() == data
