@@ -146,9 +146,9 @@ class PostgresServer(ServerProcess):
     def url(self) -> str:
         return f"postgresql://{SUPERUSER}@{self.host}:{self.port}/postgres"
 
-    def standby(self, directory: Path) -> PostgresServer:
-        """Start a hot standby of this server in `directory`."""
-        server = PostgresServer(directory, options=self._options, version=self.binaries.major)
+    def standby(self, directory: Path, options: Mapping[str, str] | None = None) -> PostgresServer:
+        """Start a hot standby of this server in `directory`, with the options of this server and others."""
+        server = PostgresServer(directory, options={**self._options, **(options or {})}, version=self.binaries.major)
         server._make_folder()
         command = [self.binaries.tool("pg_basebackup"), "--pgdata", str(server.data), "--write-recovery-conf"]
         command += ["--host", self.host, "--port", str(self.port), "--username", SUPERUSER, "--checkpoint", "fast"]

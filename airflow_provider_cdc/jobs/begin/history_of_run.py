@@ -17,7 +17,6 @@ from airflow_provider_cdc.core.copies.head import (
     Copy,
     is_newer,
     is_of_another_source,
-    known_source,
     position_of,
     trace_of,
 )
@@ -47,8 +46,6 @@ _RENAME = "use another target, or give the merged table another name"
 _DIGITS = 16
 _READERS = 8
 _NO_COPY = Finding(HistoryRelation.UNKNOWN)
-_PROMOTED = Finding(HistoryRelation.UNKNOWN, "a standby was promoted after the copy was made, and has another timeline")
-"""A promoted standby has another timeline, and positions on different timelines are not comparable."""
 
 _log = logging.getLogger(__name__)
 
@@ -84,8 +81,6 @@ def histories_of(
         if copy is not None and copy.shards and plan.shard is None:
             raise PreflightError([Problem(str(plan.table), _IS_MERGED, _RENAME, str(plan.table))])
         finding = by_trace[shown[plan.table]] if plan.table in shown else _NO_COPY
-        if copy is not None and finding.relation is HistoryRelation.SAME and _is_of_another_timeline(copy, present):
-            finding = _PROMOTED
         if copy is not None and plan.base == copy.run_id and _is_lost(copy, finding):
             what = f"its copy can no longer be rolled forward: {finding.why}"
             raise PreflightError([Problem(str(plan.table), what, _ANEW, str(plan.table))])
@@ -130,7 +125,7 @@ def _tell(table: TableName, copy: Copy | None, own: History, run_id: str) -> Non
             ended.run_id,
             ended.why,
         )
-    elif own.unproven and own.unproven != _PROMOTED.why and trace_of(copy).mark:
+    elif own.unproven and trace_of(copy).mark:
         _log.warning(
             "%s: cannot tell whether the source was set back after the copy of run %s: %s. The run compares only "
             "positions to decide which copy is newer.",
@@ -138,11 +133,6 @@ def _tell(table: TableName, copy: Copy | None, own: History, run_id: str) -> Non
             copy.run_id,
             own.unproven,
         )
-
-
-def _is_of_another_timeline(copy: Copy, present: Mapping[str, str]) -> bool:
-    timeline_of_copy = known_source(copy).get("timeline")
-    return timeline_of_copy is not None and timeline_of_copy != present.get("timeline")
 
 
 def _copies_before(

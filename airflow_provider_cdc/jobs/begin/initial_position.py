@@ -24,7 +24,7 @@ from airflow_provider_cdc.core.run.run import Run, RunRestarted, scratch_of
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.selection import Selection
 from airflow_provider_cdc.core.tables.table import TableName
-from airflow_provider_cdc.errors import CdcError, ConfigurationError, LogGone
+from airflow_provider_cdc.errors import CdcError, ConfigurationError, LogGone, SourceReplaced
 from airflow_provider_cdc.jobs.begin.base_selection import bases_of, with_known_of_bases
 from airflow_provider_cdc.jobs.begin.fit import with_merged_names, with_shards
 from airflow_provider_cdc.jobs.begin.history_of_run import histories_of
@@ -56,7 +56,7 @@ def begin(
     were already read belong to this position.
 
     If the source no longer has the log or the slot for the initial position, no more rows can be read for this
-    position, and the run begins anew.
+    position, and the run begins anew. It also begins anew if another server took over, and has this position.
 
     :param record: a function that fixes the initial position. It is not called if the run continues.
     :param lake: URI of the folder to publish in.
@@ -165,6 +165,11 @@ def _goes_on(run: Run, source: Source, plans: Sequence[TablePlan], options: Step
                     source.check_identity(start.facts, manifest.position_of(key))
         except LogGone as error:
             _log.warning("The run begins anew: %s", error)
+            return False
+        except SourceReplaced as error:
+            if source.take_over(manifest.identity, manifest.initial, ()) == manifest.identity:
+                raise
+            _log.warning("The run begins anew on the server that took over: %s", error)
             return False
         if damaged := _damaged_bases(run, plans):
             _log.warning("The run begins anew, because the copy that was to be rolled forward is damaged: %s", damaged)

@@ -230,8 +230,13 @@ class _Verification:
         sink_of(self.request).check_source([copy_name(one.asked)], manifest.source, manifest.initial)
         source = self.run.source
         if not self.request.at:
-            mark = one.latest.history.get("mark", "")
-            trace = Trace(parse_position(source.kind, one.position), mark if isinstance(mark, str) else "")
+            mark, of_server = one.latest.history.get("mark", ""), one.latest.source
+            trace = Trace(
+                parse_position(source.kind, one.position),
+                mark if isinstance(mark, str) else "",
+                of_server.get("server", ""),
+                of_server.get("timeline", ""),
+            )
             (finding,) = source.relations(manifest.identity, manifest.initial, [trace])
             if finding.relation is HistoryRelation.OTHER:
                 return f"the source no longer has the history of this copy: {finding.why}"

@@ -114,6 +114,8 @@ def summary(source: Source, sink: Sink, scratch: Storage, plans: Sequence[TableP
     if view := view_of(plans, pace):
         lines.append(f"view: {view}")
     lines.append(_runway(source, seconds))
+    if told := source.after_failover(options):
+        lines.append(f"failover: {told}")
     return "\n".join(f"  {line}" for line in lines)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from airflow_provider_cdc.core.options.run import AS_DECLARED, TableOptions
+from airflow_provider_cdc.core.options.run import AS_DECLARED, StepOptions, TableOptions
 from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.tables.chunk import Chunk
@@ -145,6 +145,14 @@ class Planning(ABC):
 
         :raises SourceUnavailable: the server cannot be reached.
         """
+
+    def after_failover(self, options: StepOptions) -> str:
+        """Return what happens to the runs of this source if another server takes over from its server, in one line.
+        Empty: it is unknown.
+
+        :raises SourceUnavailable: the server cannot be reached.
+        """
+        return ""
 
     def has_reached(self, target: AsOf) -> Reach:
         """Return whether the server has reached ``target``.

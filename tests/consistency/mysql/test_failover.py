@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.errors import ConfigurationError, PreflightError
+from airflow_provider_cdc.errors import ConfigurationError, PreflightError, SourceReplaced
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, settings_of
 from harness.throw_away import throw_away
@@ -98,8 +98,9 @@ class Fleet:
             "DELETE FROM stock WHERE id % 5 = 0",
         )
 
-    def night(self, refresh: str, lake: str = "lake", **more: Any) -> Pipeline:
-        self.number += 1
+    def night(self, refresh: str, lake: str = "lake", *, again: bool = False, **more: Any) -> Pipeline:
+        """The next run, or the last one again, on the present primary."""
+        self.number += 0 if again else 1
         run_id = f"202601{self.number:02}T000000Z-00000000"
         target = (self.folder / lake).as_uri()
         return Pipeline(
@@ -115,13 +116,17 @@ class Fleet:
         reasons = [plan.reason for plan in run.plans]
         assert based == (SHARED if forward else set()), reasons
         assert all(because in reason for reason in reasons), reasons
+        self.check(run)
+        heads = [run.sink.latest(plan.copy_name) for plan in run.plans]
+        assert {head.run_id if head else "" for head in heads} == {run_id}
+        return run
+
+    def check(self, run: Pipeline) -> None:
+        """Finish a run, and compare with a full copy."""
         tables = run.finish()["published"]
         anew = self.night("full", f"anew-{self.number}")
         anew.record()
         assert_same_copies(tables, anew.finish()["published"], f"night {self.number}")
-        heads = [run.sink.latest(plan.copy_name) for plan in run.plans]
-        assert {head.run_id if head else "" for head in heads} == {run_id}
-        return run
 
 
 @contextmanager
@@ -171,7 +176,7 @@ def test_a_crash_with_a_lost_tail(lost: str, fleet: Fleet) -> None:
     fleet.take_over(replica)
     fleet.write("on the new server")
     if lost == "before the copy":
-        fleet.next_night(forward=False, because="it lacks 5 transactions of the copy")
+        fleet.next_night(forward=False, because="transactions of the position")
     else:
         fleet.next_night(forward=True)
     fleet.write("later")
@@ -190,7 +195,7 @@ def test_a_blue_green_upgrade(fleet: Fleet) -> None:
     fleet.caught_up(green)
     fleet.take_over(green)
     fleet.write("on green")
-    fleet.next_night(forward=False, because="no longer has the log since the last transactions of the copy")
+    fleet.next_night(forward=False, because="no longer has the log since the last transactions of the position")
     second = fleet.start("second")
     second.query("RESET BINARY LOGS AND GTIDS")
     fleet.load(second)
@@ -287,21 +292,64 @@ def test_the_changes_of_a_night_are_refused_if_another_server_does_not_continue_
     fleet.next_night(forward=False)
     fleet.take_over(replica)
     run = fleet.night("changes")
-    with pytest.raises(PreflightError, match=r"was replaced by .* it lacks 5 transactions of the copy"):
+    with pytest.raises(PreflightError, match=r"was replaced by .* it lacks 5 transactions of the position"):
         run.record()
 
 
-def test_two_servers_that_both_accept_writes_do_not_replace_copies_of_each_other(fleet: Fleet) -> None:
-    """A run on the old server goes on, and publishes after a run on the new server."""
+def test_a_run_on_the_old_server_does_not_replace_copies_of_the_new_one(fleet: Fleet) -> None:
+    """Both servers accept writes, so neither copy follows the other."""
     replica, old = fleet.replica("b"), fleet.primary
     fleet.next_night(forward=False)
     replica.query("STOP REPLICA")
+    fleet.write("on the old server")
+    run = fleet.night("full")
+    run.record()
     fleet.primary = replica
     fleet.write("on the new server")
     fleet.next_night(forward=True)
     fleet.primary = old
-    fleet.write("on the old server")
-    run = fleet.night("full")
-    run.record()
     with pytest.raises(ConfigurationError, match="another source"):
         run.finish()
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["planned", "lost tail"])
+@pytest.mark.parametrize("refresh", ["full", "auto"])
+def test_a_switch_in_mid_run(refresh: str, lost: bool, fleet: Fleet) -> None:
+    """The run refuses to read two servers. When it is cleared, it begins again on the new one."""
+    replica = fleet.replica("b")
+    fleet.next_night(forward=False)
+    fleet.write("before the run")
+    run = fleet.night(refresh)
+    run.record()
+    fleet.caught_up(replica)
+    if lost:
+        replica.query("STOP REPLICA")
+    fleet.write("in the run")
+    run.snapshot()
+    if not lost:
+        fleet.caught_up(replica)
+    fleet.take_over(replica)
+    fleet.write("on the new server")
+    run = fleet.night(refresh, again=True)
+    with pytest.raises(SourceReplaced, match=r"another server answers: .*, which has all transactions"):
+        run.extract_delta()
+    run.record()
+    assert {bool(plan.base) for plan in run.plans} == {refresh == "auto"}
+    fleet.check(run)
+
+
+def test_a_run_whose_position_was_lost_does_not_begin_again(fleet: Fleet) -> None:
+    replica = fleet.replica("b")
+    replica.query("STOP REPLICA")
+    fleet.write("lost")
+    run = fleet.night("full")
+    run.record()
+    run.snapshot()
+    fleet.take_over(replica)
+    run = fleet.night("full", again=True)
+    with pytest.raises(SourceReplaced, match=r"another server answers: .*, which lacks transactions"):
+        run.extract_delta()
+    with pytest.raises(SourceReplaced, match="it lacks 5 transactions of the position"):
+        run.record()
+    # A new run reads the tables.
+    fleet.next_night(forward=False)

@@ -22,7 +22,10 @@ from airflow_provider_cdc.sources.mysql.server.log_history import (
 from airflow_provider_cdc.sources.mysql.server.server import check_log
 
 _WHEN = (Moment.EACH_STEP, Moment.ROLL_FORWARD)
-_FIRST_SERVER = "point the connection back to the server on which the run began, or trigger a new run on this one"
+_FIRST_SERVER = (
+    "point the connection back to the server on which the run began. If this server took over, clear the task "
+    "`lock_and_record` and all tasks after it: the run then begins again on this server"
+)
 _NEW_RUN = "trigger a new run"
 
 

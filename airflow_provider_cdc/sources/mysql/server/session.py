@@ -440,6 +440,7 @@ def _check_server(settings: RunSettings, connection: Connection) -> None:
         (str(settings.position),),
     )[0]
     hint = "let the connection name one server, not a load balancer, or trigger a new run"
+    again = "clear the task `lock_and_record` and all tasks after it: the run then begins again on this server"
     if not _is_own_number(connection, int(number)):
         raise SourceReplaced(
             "a proxy answers instead of the server, and may forward statements to another server",
@@ -449,9 +450,9 @@ def _check_server(settings: RunSettings, connection: Connection) -> None:
     if uuid != settings.server_uuid or settings.hostname not in ("", host):
         raise SourceReplaced(
             f"the run began on server {settings.server_uuid} ({settings.hostname}), but another server answers: "
-            f"{uuid} ({host})",
+            f"{uuid} ({host}), which {'has all' if has_all else 'lacks'} transactions of the run's initial position",
             where=settings.address,
-            hint=hint,
+            hint=f"if it took over, {again}; otherwise {hint}" if has_all else hint,
         )
     if not has_all:
         raise SourceReplaced(

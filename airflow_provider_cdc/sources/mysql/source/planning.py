@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.options.run import AS_DECLARED, TableOptions
+from airflow_provider_cdc.core.options.run import AS_DECLARED, StepOptions, TableOptions
 from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.tables.chunk import Chunk
@@ -71,6 +71,11 @@ class MysqlPlanning(Planning):
         from airflow_provider_cdc.sources.mysql.steps.check_identity import runway
 
         return runway(self.settings)
+
+    def after_failover(self, options: StepOptions) -> str:
+        from airflow_provider_cdc.sources.mysql.steps import takeover
+
+        return takeover.after_failover(self.settings, options)
 
     def has_reached(self, target: AsOf) -> Reach:
         from airflow_provider_cdc.sources.mysql.steps.check_identity import has_reached

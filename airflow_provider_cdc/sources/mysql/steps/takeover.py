@@ -19,6 +19,7 @@ from dataclasses import replace
 import pymysql
 
 from airflow_provider_cdc.core.checks import Moment, problems_of
+from airflow_provider_cdc.core.options.run import FULL, StepOptions
 from airflow_provider_cdc.core.positions.facts import Finding, HistoryRelation, Trace
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.tables.table import KNOWN_AT_POSITION, Table, TableName
@@ -36,6 +37,7 @@ from airflow_provider_cdc.sources.mysql.steps.past import resolve
 
 _FILTERS = ("replication_applier_filters", "replication_applier_global_filters")
 _TABLE_ACCESS_DENIED = 1142
+_FAILS = "a run in progress fails"
 _ANEW = "read the tables in full: set `refresh` to `auto` or `full`"
 
 
@@ -87,14 +89,14 @@ def take_over(
         past = resolve(own, position)
     except SourceReplaced as error:
         raise SourceReplaced(
-            f"{found}, and has transactions of its own among those of the copy's position: {error.message}",
+            f"{found}, and has transactions of its own among those of the position: {error.message}",
             where=settings.address,
             hint=f"{_ANEW}; do not write on a replica before it takes over",
         ) from error
     context = PastContext(connection, position=position, settings=own, past=past, tables=())
     if problems := problems_of((*REPLICATED, *SINCE), Moment.POSITION_FIXED, context):
         what = "; ".join(f"{problem.where} {problem.what}" for problem in problems)
-        raise ExactnessError(f"{found}, and since the copy's position: {what}", where=settings.address, hint=_ANEW)
+        raise ExactnessError(f"{found}, and since the position: {what}", where=settings.address, hint=_ANEW)
     _check_filters(settings, connection, found)
     place = past.prefix.place
     commits = LogMark.parse(facts.mark).commits
@@ -134,22 +136,49 @@ def relations(settings: RunSettings, connection: Connection, traces: Sequence[Tr
 
 def _check_filters(settings: ConnectionSettings, connection: Connection, found: str) -> None:
     """Check that the server, as a replica, did not leave out changes. Their GTIDs would be in its log without rows."""
-    try:
-        rows = [row for name in _FILTERS for row in query(connection, f"SELECT * FROM performance_schema.{name}")]
-    except pymysql.OperationalError as error:
-        if error.args[0] != _TABLE_ACCESS_DENIED:
-            raise
+    filters = _filters(connection)
+    if filters is None:
         raise ExactnessError(
             f"{found}, and this user may not see whether the server left out changes as a replica",
             where=settings.address,
-            hint="; ".join(f"GRANT SELECT ON performance_schema.{name} TO {account(connection)}" for name in _FILTERS),
-        ) from error
-    if rows:
+            hint=_grants(connection),
+        )
+    if filters:
         raise ExactnessError(
             f"{found}, and the server has a replication filter: as a replica, it may have left out changes",
             where=settings.address,
             hint=_ANEW,
         )
+
+
+def _filters(connection: Connection) -> int | None:
+    """Return the number of replication filters. None: this user may not see them."""
+    try:
+        return sum(len(query(connection, f"SELECT * FROM performance_schema.{name}")) for name in _FILTERS)
+    except pymysql.OperationalError as error:
+        if error.args[0] != _TABLE_ACCESS_DENIED:
+            raise
+        return None
+
+
+def _grants(connection: Connection) -> str:
+    return "; ".join(f"GRANT SELECT ON performance_schema.{name} TO {account(connection)}" for name in _FILTERS)
+
+
+def after_failover(settings: ConnectionSettings, options: StepOptions) -> str:
+    """Implements `Source.after_failover`."""
+    if options.refresh == FULL:
+        return f"{_FAILS}; the next run reads the tables in full, as always"
+    with session(settings) as connection:
+        if _filters(connection) is None:
+            return (
+                f"{_FAILS}, and the next run reads the tables in full, because this user may not see replication "
+                f"filters: {_grants(connection)}"
+            )
+    return (
+        f"{_FAILS}; the next run goes on from the last copies if the new server has all of their transactions, has "
+        "the log since then, and was not restarted since then; otherwise it reads the tables in full"
+    )
 
 
 def _relation(settings: RunSettings, connection: Connection, position: GtidSet, mark: str) -> Finding:
@@ -159,8 +188,8 @@ def _relation(settings: RunSettings, connection: Connection, position: GtidSet, 
     )
     if lost := position - executed:
         why = (
-            f"it lacks {format_count(len(lost), 'transaction')} of the copy, {str(lost)[:200]}: the end of the earlier "
-            "server's log was lost, or a backup was restored"
+            f"it lacks {format_count(len(lost), 'transaction')} of the position, {str(lost)[:200]}: the end of the log "
+            "of the earlier server was lost, or a backup was restored"
         )
         return Finding(HistoryRelation.OTHER, why)
     try:
@@ -168,12 +197,12 @@ def _relation(settings: RunSettings, connection: Connection, position: GtidSet, 
     except PositionError:
         commits = ""
     if not commits:
-        why = "the copy has no record of the commit times by which its transactions are recognized on another server"
+        why = "there is no record of the commit times by which the transactions are recognized on another server"
         return Finding(HistoryRelation.UNKNOWN, why)
     difference = commit_times.difference(settings, connection, commits)
     if difference:
         return Finding(HistoryRelation.OTHER, difference)
     if difference is None or purged - position:
-        why = "it no longer has the log since the last transactions of the copy"
+        why = "it no longer has the log since the last transactions of the position"
         return Finding(HistoryRelation.UNKNOWN, why)
     return Finding(HistoryRelation.SAME)

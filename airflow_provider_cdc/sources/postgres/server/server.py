@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import psycopg
@@ -20,7 +20,7 @@ from airflow_provider_cdc.sources.api.planning import (
     THREADS_RUNNING,
     one_number,
 )
-from airflow_provider_cdc.sources.postgres.server import session_setup
+from airflow_provider_cdc.sources.postgres.server import session_setup, timelines
 from airflow_provider_cdc.sources.postgres.server.facts import MEANING, PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.session import Connection, mapped_errors, query, session, value
 
@@ -40,21 +40,35 @@ def identity(connection: Connection) -> PostgresFacts:
     return PostgresFacts(system, session_setup.timeline(timeline), database, oid, version, meaning, next_xid)
 
 
-def relations(connection: Connection, traces: Sequence[Trace]) -> list[Finding]:
+def relations(settings: ConnectionSettings, connection: Connection, traces: Sequence[Trace]) -> list[Finding]:
     """`Source.relations`.
 
     The end of the log and the id of the next transaction never decrease. If one of these values is less than it was
     when a copy was made, the server was reset to an earlier state. If neither value is less, the server may still have
     been reset, but this cannot be detected.
+
+    If a standby took over, a position on the timeline of the earlier primary belongs to the present history if it is
+    not after the fork.
     """
-    end, next_xid = query(connection, f"SELECT pg_current_wal_insert_lsn()::text, {NEXT_XID}")[0]
-    return [_relation(Lsn.parse(end), int(next_xid), trace) for trace in traces]
+    end, next_xid, shown = query(
+        connection, f"SELECT pg_current_wal_insert_lsn()::text, {NEXT_XID}, {session_setup.TIMELINE}"
+    )[0]
+    here = session_setup.timeline(shown)
+    forks = timelines.forks(settings, here) if {trace.timeline for trace in traces} - {"", here} else {}
+    return [_relation(Lsn.parse(end), int(next_xid), here, forks, trace) for trace in traces]
 
 
-def _relation(end: Lsn, next_xid: int, trace: Trace) -> Finding:
+def _relation(end: Lsn, next_xid: int, here: str, forks: Mapping[str, Lsn], trace: Trace) -> Finding:
     start = trace.position
     if not isinstance(start, Lsn):
         return Finding(HistoryRelation.UNKNOWN, "the copy does not record its position")
+    if trace.timeline not in ("", here):
+        fork = forks.get(trace.timeline)
+        if fork is None:
+            why = f"a standby was promoted, and it is unknown where its timeline {here} left timeline {trace.timeline}"
+            return Finding(HistoryRelation.UNKNOWN, why)
+        if start > fork:
+            return Finding(HistoryRelation.OTHER, f"a standby took over at {fork}, before the copy's position {start}")
     if end < start:
         return Finding(HistoryRelation.OTHER, f"the server's log ends at {end}, before the copy's position {start}")
     if trace.mark.isdecimal() and next_xid < int(trace.mark):

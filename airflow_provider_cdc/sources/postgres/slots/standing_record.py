@@ -116,6 +116,13 @@ class Standing:
     made_by: str = APPLICATION
     format: int = _FORMAT
 
+    @property
+    def last(self) -> Lsn:
+        """The last of all positions in the record."""
+        copies = (copy_noted for published in self.copies.values() for copy_noted in published)
+        noted: list[Mark | Join | Joined | Published] = [*self.marks, *self.joins, *self.tables.values(), *copies]
+        return max((Lsn.parse(one.position) for one in noted), default=Lsn(0))
+
     def since(self, confirmed: Lsn | None) -> tuple[Mark, ...]:
         """Return the marks at or after the slot's confirmed position. The slot still has the log since these marks."""
         return tuple(mark for mark in self.marks if confirmed is not None and Lsn.parse(mark.position) >= confirmed)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.options.run import AS_DECLARED, TableOptions
+from airflow_provider_cdc.core.options.run import AS_DECLARED, StepOptions, TableOptions
 from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.tables.chunk import Chunk
@@ -19,6 +19,7 @@ from airflow_provider_cdc.sources.postgres.catalog import schema, types
 from airflow_provider_cdc.sources.postgres.chunking import chunks, sample
 from airflow_provider_cdc.sources.postgres.server import server
 from airflow_provider_cdc.sources.postgres.server.session import session
+from airflow_provider_cdc.sources.postgres.slots import failover
 from airflow_provider_cdc.sources.postgres.steps import preflight
 from airflow_provider_cdc.sources.postgres.steps.check_identity import has_reached, runway
 from airflow_provider_cdc.sources.session import Kept, session_of
@@ -72,6 +73,9 @@ class PostgresPlanning(Planning):
 
     def runway(self) -> Runway:
         return runway(self.settings)
+
+    def after_failover(self, options: StepOptions) -> str:
+        return failover.after_failover(self.settings, options)
 
     def has_reached(self, target: AsOf) -> Reach:
         return has_reached(self.settings, target)

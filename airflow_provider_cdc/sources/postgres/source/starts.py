@@ -37,10 +37,14 @@ class PostgresStarts(Starts):
             check_identity(connection, PostgresFacts.of(identity), Lsn.expect(position))
 
     def relations(self, identity: Facts, position: Position, traces: Sequence[Trace]) -> list[Finding]:
-        with session(
-            session_setup.of_run(self.settings, PostgresFacts.of(identity), Lsn.expect(position))
-        ) as connection:
-            return server.relations(connection, traces)
+        settings = session_setup.of_run(self.settings, PostgresFacts.of(identity), Lsn.expect(position))
+        with session(settings) as connection:
+            return server.relations(settings, connection, traces)
+
+    def take_over(self, identity: Facts, position: Position, tables: Sequence[Table]) -> Facts:
+        facts, at = PostgresFacts.of(identity), Lsn.expect(position)
+        found = roll_forward.taken_over(self.settings, facts, at)
+        return identity if found == facts else found.recorded()
 
     def release(self, run_id: str) -> bool:
         slots.release(self.settings, run_id)

@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 def check_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TablePlan], options: StepOptions) -> None:
     """`Source.check_past`."""
     with session(settings) as connection:
-        past = _past(connection, options)
+        past = _past(settings, connection, options)
         position = resolve(settings, connection, past, as_of, options, final=False)
         _check_since(Moment.PREFLIGHT, settings, connection, past, plans, position, as_of)
 
@@ -75,7 +75,7 @@ def record_past(
         if problems := problems_of(SETTINGS, Moment.POSITION_FIXED, ServerContext(connection)):
             raise PreflightError(problems)
         facts = identity(connection)
-        past = _past(connection, options)
+        past = _past(settings, connection, options)
         position = resolve(settings, connection, past, as_of, options, final=True)
         earlier = slots.names_of_run(connection, run_id)
         name = slots.name_of_try(run_id)
@@ -105,17 +105,17 @@ def record_past(
     )
 
 
-def find_past(connection: Connection, options: StepOptions) -> Past | None:
+def find_past(settings: ConnectionSettings, connection: Connection, options: StepOptions) -> Past | None:
     """Return the standing slot of ``options``. None: the slot does not exist yet, or its past was lost. The reason for
     a lost past is logged."""
     name = name_of(connection, options.standing_slot)
-    record, slot = usable(connection, name), slots.state(connection, name)
+    record, slot = usable(settings, connection, name), slots.state(connection, name)
     if record is None or slot is None or slot.confirmed is None:
         return None
     return Past(name, record, record.since(slot.confirmed), slot.confirmed)
 
 
-def _past(connection: Connection, options: StepOptions) -> Past:
+def _past(settings: ConnectionSettings, connection: Connection, options: StepOptions) -> Past:
     if not options.standing_slot:
         raise PreflightError(
             [
@@ -127,7 +127,7 @@ def _past(connection: Connection, options: StepOptions) -> Past:
                 )
             ]
         )
-    past = find_past(connection, options)
+    past = find_past(settings, connection, options)
     if past is None:
         raise PreflightError(
             [

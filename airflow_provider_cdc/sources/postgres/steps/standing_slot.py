@@ -9,8 +9,8 @@ itself advances only when a run is published. It then advances to the oldest pos
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from uuid import uuid4
 
@@ -18,6 +18,7 @@ import psycopg
 
 from airflow_provider_cdc.core.checks import Moment, problems_of
 from airflow_provider_cdc.core.options.run import FULL, StepOptions
+from airflow_provider_cdc.core.positions.facts import TIMELINE
 from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.storage import records
@@ -28,7 +29,6 @@ from airflow_provider_cdc.errors import (
     LogGone,
     PreflightError,
     SchemaChanged,
-    TransientError,
 )
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
@@ -37,10 +37,10 @@ from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
 from airflow_provider_cdc.sources.postgres.catalog.view_definitions import MATERIALIZED, VIEW
 from airflow_provider_cdc.sources.postgres.checks.asked import SETTINGS
 from airflow_provider_cdc.sources.postgres.checks.context import ServerContext
-from airflow_provider_cdc.sources.postgres.server import session_setup
+from airflow_provider_cdc.sources.postgres.server import session_setup, timelines
 from airflow_provider_cdc.sources.postgres.server.server import identity
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote, session, value
-from airflow_provider_cdc.sources.postgres.slots import run_publication, slots, transaction_waits
+from airflow_provider_cdc.sources.postgres.slots import failover, run_publication, slots, transaction_waits
 from airflow_provider_cdc.sources.postgres.slots.commits import advance, prefix_at
 from airflow_provider_cdc.sources.postgres.slots.standing_record import (
     Join,
@@ -130,12 +130,14 @@ def keep_past(settings: ConnectionSettings, plans: Sequence[TablePlan], options:
             raise PreflightError(problems)
         name = name_of(connection, options.standing_slot)
         alone(connection, name, options.lock.slot_wait_seconds)
-        record = usable(connection, name)
+        record = usable(settings, connection, name)
         if record is None:
             # Runs in progress may read through the publication. So drop the publication only if its comment has no
             # readable record.
             slots.drop(settings, name, "" if load(connection, name) else name)
         else:
+            _take_over(connection, name, record)
+            failover.allow(settings, connection, name)
             _stay_in_use(connection, name, options.lock.slot_wait_seconds)
         run_publication.let_go(connection, name)
         try:
@@ -151,22 +153,24 @@ def keep_past(settings: ConnectionSettings, plans: Sequence[TablePlan], options:
         tell_cost(connection, name, record)
 
 
-def usable(connection: Connection, name: str) -> Standing | None:
+def usable(settings: ConnectionSettings, connection: Connection, name: str) -> Standing | None:
     """Return the record of a standing slot if the record is valid. Otherwise, return None and write the reason to the
-    task log. If there is neither a record nor a slot, write nothing."""
-    record, slot = load(connection, name), slots.state(connection, name)
+    task log. If there is neither a record nor a slot, write nothing.
+
+    If a standby took over, and had the slot, the record is that of the present server.
+    """
+    record, slot, server_now = load(connection, name), slots.state(connection, name), ground(connection)
     if record is None and slot is None:
         return None
     lost = ""
     if record is None:
         lost = "its publication, or the comment on the publication that has its record, is gone"
     elif slot is None:
-        lost = "it was dropped"
+        lost = _why_gone(record, server_now)
     elif slot.lost:
         lost = f"the server removed its log (wal_status {slot.wal_status}): raise {slot.limit}"
-    elif record.server != (server_now := ground(connection)):
-        changed = [part for part in server_now if record.server.get(part) != server_now[part]]
-        lost = f"it was created on another server ({', '.join(changed)})"
+    elif why := _why_of_another(settings, record, server_now):
+        lost = f"it was created on another server: {why}"
     elif not record.since(slot.confirmed):
         lost = f"another client advanced it, to {slot.confirmed}"
     elif query(connection, _STRANGE, (name, slots.PLUGIN)):
@@ -177,14 +181,40 @@ def usable(connection: Connection, name: str) -> Standing | None:
         lost = "its publication was altered, renamed or created again"
     elif not slots.begins(connection, name):
         lost = "the files of its log are missing from the server's pg_wal"
-    if not lost:
-        return record
+    if record is not None and not lost:
+        return replace(record, server=server_now)
     _log.warning(
         "THE PAST IS LOST: the server no longer has the log up to now. The next run creates a new standing slot %s: %s",
         name,
         lost,
     )
     return None
+
+
+def _take_over(connection: Connection, name: str, record: Standing) -> None:
+    """Record the present server, if it took over. So later forks are compared only with positions of its history."""
+    before = load(connection, name)
+    if before is not None and before.server != record.server:
+        store(connection, name, record)
+        _log.info("A standby has taken over since the last run, and the standing slot %s goes on", name)
+
+
+def _why_gone(record: Standing, server_now: Mapping[str, str]) -> str:
+    if record.server.get(TIMELINE) == server_now[TIMELINE]:
+        return "it was dropped"
+    return (
+        "a standby took over that did not have the slot. PostgreSQL 17 and later can keep it: set "
+        "sync_replication_slots = on on the standbys"
+    )
+
+
+def _why_of_another(settings: ConnectionSettings, record: Standing, server_now: Mapping[str, str]) -> str:
+    """Return why the record is not of this server, nor of a primary from which this server took over after all
+    positions of the record. Empty: it is."""
+    changed = [part for part in server_now if record.server.get(part) != server_now[part]]
+    if changed == [TIMELINE]:
+        return timelines.why_not_here(settings, server_now[TIMELINE], record.server.get(TIMELINE, ""), record.last)
+    return ", ".join(changed)
 
 
 _STRANGE = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND (plugin <> %s OR temporary OR two_phase)"
@@ -251,7 +281,7 @@ def _note_copies(
     with session(settings) as connection:
         name = name_of(connection, options.standing_slot)
         alone(connection, name, options.lock.slot_wait_seconds)
-        if (record := usable(connection, name)) is not None:
+        if (record := usable(settings, connection, name)) is not None:
             at = now(connection)
             for lake, positions in copies.items():
                 record = record.with_copies(_digest(lake), positions, at, options.refresh != FULL)
@@ -265,7 +295,7 @@ def give_up_past(settings: ConnectionSettings, options: StepOptions) -> None:
     with session(settings) as connection:
         name = name_of(connection, options.standing_slot)
         alone(connection, name, options.lock.slot_wait_seconds)
-        record, slot = usable(connection, name), slots.state(connection, name)
+        record, slot = usable(settings, connection, name), slots.state(connection, name)
         if record is None or slot is None:
             return
         clock = now(connection)
@@ -291,7 +321,7 @@ def _stay_in_use(connection: Connection, name: str, seconds: float) -> None:
     the slot, which is no use of the slot itself."""
     if value(connection, "COALESCE(current_setting('idle_replication_slot_timeout', true), '0')") != "0":
         # A session that uses the slot now has the same effect.
-        with suppress(psycopg.errors.ObjectInUse), _waiting_for_standbys(connection, name, seconds):
+        with suppress(psycopg.errors.ObjectInUse), failover.waiting_for_standbys(connection, name, seconds):
             query(
                 connection,
                 "SELECT pg_replication_slot_advance(slot_name, confirmed_flush_lsn) FROM pg_replication_slots "
@@ -302,35 +332,8 @@ def _stay_in_use(connection: Connection, name: str, seconds: float) -> None:
 
 def _move_on(connection: Connection, name: str, there: Lsn, seconds: float) -> None:
     """Advance the slot to ``there``."""
-    with _waiting_for_standbys(connection, name, seconds):
+    with failover.waiting_for_standbys(connection, name, seconds):
         advance(connection, name, there)
-
-
-@contextmanager
-def _waiting_for_standbys(connection: Connection, name: str, seconds: float) -> Iterator[None]:
-    """Limit the time for which the server waits before it advances the slot.
-
-    To advance a failover slot (PostgreSQL 17 and later), the server first waits for the standbys of
-    synchronized_standby_slots, without a time limit. If the standbys do not respond in time, the slot is not advanced.
-    """
-    if not value(connection, _IS_FAILOVER, (name,)):
-        yield
-        return
-    query(connection, f"SET statement_timeout = '{max(1, round(seconds))}s'")
-    try:
-        yield
-    except psycopg.errors.QueryCanceled:
-        raise TransientError(
-            f"the slot is a failover slot, so it waits for standbys. They did not respond in {seconds:.0f} s",
-            where=f"replication slot {name}",
-            hint="start the standbys whose slots synchronized_standby_slots names, or remove them from that setting; "
-            "until then the server keeps the log",
-        ) from None
-    query(connection, "RESET statement_timeout")
-
-
-_IS_FAILOVER = """(SELECT COALESCE((to_jsonb(s) ->> 'failover')::bool, false)
-FROM pg_replication_slots s WHERE s.slot_name = %s)"""
 
 
 def joining(catalog: Catalog, tables: Sequence[Table]) -> list[Table]:
@@ -447,7 +450,8 @@ def _point(settings: ConnectionSettings, connection: Connection, slot: str, opti
     facts = replace(identity(connection), started=value(connection, session_setup.START))
     here = session_setup.of_run(settings, facts)
     name, kind = (slot, "") if slot else (f"{slots.PREFIX}since_{uuid4().hex[:12]}", "TEMPORARY ")
-    sql = f"CREATE_REPLICATION_SLOT {quote(name)} {kind}LOGICAL {slots.PLUGIN} (SNAPSHOT 'export')"
+    allowed = ", FAILOVER true" if slot and connection.info.server_version >= failover.SINCE else ""
+    sql = f"CREATE_REPLICATION_SLOT {quote(name)} {kind}LOGICAL {slots.PLUGIN} (SNAPSHOT 'export'{allowed})"
     with session(here, replication=True) as leader:
         position, _ = transaction_waits.consistent_point(settings, leader, sql, options.lock.slot_wait_seconds)
     return position

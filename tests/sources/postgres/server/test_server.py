@@ -18,6 +18,7 @@ from airflow_provider_cdc.errors import ExactnessError, LogGone, PreflightError,
 from airflow_provider_cdc.jobs.begin.history_of_run import histories_of
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.postgres import PostgresSource
+from airflow_provider_cdc.sources.postgres.server.timelines import forks
 from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
@@ -84,21 +85,31 @@ def test_a_standby_is_refused_and_a_promoted_one_is_not_the_server_that_the_run_
         standby.query("SELECT pg_promote()")
         with pytest.raises(SourceReplaced, match="timeline was 1, here it is 2"):
             there.check_identity(initial.identity, initial.position)
-        # Whether the standby had all that the first server had is not known, and its copies are of one history.
+        # The position of the run lies before the fork. Beyond it, the first server went through another history.
         plans = there.preflight(["public.stock"])
         again = there.record_initial(plans, LockPolicy(), RUN_ID)
         lake = Storage(tmp_path.as_uri())
         heads, history, present = open_sink("parquet", lake), History("h", 2), source_of("postgres", again.identity, "")
-        for timeline, why in (("1", "a standby was promoted"), ("2", "")):
+        (fork,) = forks(there.settings, "2").values()
+        assert Lsn.expect(initial.position) <= fork < Lsn.expect(again.position)
+        for timeline, position, unproven, number in (
+            ("1", initial.position, "", 2),
+            ("1", fork, "", 2),
+            ("1", Lsn(int(fork) + 1), "", 3),
+            ("7", initial.position, "a standby was promoted", 2),
+            ("2", initial.position, "", 2),
+            ("2", again.position, "", 2),
+        ):
             copy = Copy(
                 "20260101T000000Z-00000000",
-                position=str(initial.position),
+                position=str(position),
                 source=present | {"timeline": timeline},
                 history=history_fields(history, initial.identity.mark),
             )
             lake.write_json("public.stock/_latest.json", encode_copy(copy))
             (found,) = histories_of(there, heads, lake, plans, again, present, RUN_ID, "").values()
-            assert (found == history, found.unproven.startswith(why), found.number) == (not why, True, 2)
+            assert (found.unproven.startswith(unproven), found.number) == (True, number), (timeline, position)
+            assert (found == history) == (number == 2 and not unproven)
 
 
 @pytest.mark.parametrize("name", ["system_identifier", "timeline", "database_oid"])

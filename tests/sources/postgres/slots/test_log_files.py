@@ -43,12 +43,12 @@ def test_a_standing_slot_whose_log_is_gone_is_made_anew(
     assert kept.record.beginning == before
     lose_log(server)
     with session(kept.source.settings) as connection, caplog.at_level(logging.WARNING):
-        assert past.find_past(connection, kept.options) is None
+        assert past.find_past(kept.source.settings, connection, kept.options) is None
     assert "THE PAST IS LOST" in caplog.text
     kept.keep("stock")
     assert kept.record.beginning != before
     with session(kept.source.settings) as connection:
-        assert past.find_past(connection, kept.options) is not None
+        assert past.find_past(kept.source.settings, connection, kept.options) is not None
     assert kept.ask("SELECT count(*) FROM pg_replication_slots") == 1
     kept.forget()
 
