@@ -197,20 +197,14 @@ LAKE_FORMAT = "parquet"
 class Base:
     """A reference to the copies of an earlier run. It is in the manifest of the run that rolls these copies forward.
 
-    The copies are exact at ``position``, which is a position of the server with the identity ``identity``. ``record``
-    is the name of a record in the folder of the earlier run. This record lists the files of the copies. If another
-    server has taken over since, ``here`` has the facts by which this server continues (`Starts.take_over`).
+    The copies are exact at ``position``. ``identity`` has the facts that were recorded there, or, if another server has
+    taken over since, the facts by which this server continues (`Starts.take_over`). ``record``
+    is the name of a record in the folder of the earlier run. This record lists the files of the copies.
     """
 
     position: str
     identity: Facts
     record: str
-    here: Facts | None = None
-
-    @property
-    def facts(self) -> Facts:
-        """The facts of the server that the run reads, at ``position``."""
-        return self.here or self.identity
 
 
 FIRST_START = "1"

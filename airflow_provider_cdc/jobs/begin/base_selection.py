@@ -222,9 +222,7 @@ def bases_of(
                 raise SchemaChanged(what, where=str(plan.table), hint=_ANEW)
         # Run these checks after the position is fixed, so that they also find unlogged changes before the position.
         recorded = [] if past else [now[table.name] for table in tables]
-        here = source.take_over(base.identity, run.position, tables)
-        if here != base.identity:
-            bases[run_id] = replace(base, here=here)
+        bases[run_id] = replace(base, identity=source.take_over(base.identity, run.position, tables))
         source.check_replaced(base.identity, tables, initial.identity, recorded)
     return bases
 

@@ -95,7 +95,7 @@ def windows_of(step: Step) -> list[Window]:
         if tables := tuple(tracked for tracked in rolled if str(tracked.table.name) not in step.altered):
             start, end = manifest.start_of(run_id), manifest.initial
             evolved = [tracked.table for tracked in tables if tracked.table.eras]
-            of_copies = Start(start, base.facts, kept_by=manifest.identity)
+            of_copies = Start(start, base.identity, kept_by=manifest.identity)
             segments = partial(source.segments_up_to, of_copies, end, evolved, step.slots)
             windows.append(Window(f"forward-{number}", start, tables, segments))
     read, left_out = read_table_files(step.run), snapshot.skipped | step.altered
@@ -203,7 +203,7 @@ def check_bases(step: Step) -> None:
     :raises SchemaChanged: the source has removed the log since earlier reads. The run may read these tables again.
     """
     for run_id, base in step.manifest.bases.items():
-        check = partial(step.source.check_since, base.facts, step.manifest.start_of(run_id))
+        check = partial(step.source.check_since, base.identity, step.manifest.start_of(run_id))
         retry("extract_delta: check the source since the last copy", check)
     for one in logs_of(step, [entry for entry in step.tables if entry.basis]):
         if one.pieces:

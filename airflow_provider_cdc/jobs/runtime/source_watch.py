@@ -201,5 +201,5 @@ class SourceWatch:
             self.backlog = step.source.backlog(step.manifest.initial, step.manifest.identity)
         # The prediction is an additional service. The checks above find the loss itself.
         with suppress(Exception):
-            bases = [base.facts for base in step.manifest.bases.values()]
+            bases = [base.identity for base in step.manifest.bases.values()]
             self._needed = step.source.needed_log(step.run.expected_identity(), bases)

@@ -107,7 +107,7 @@ def _find_times(address: Address, begun: datetime, ended: datetime) -> list[floa
 
     with session(address.settings) as connection:
         name = name_of(connection, SLOT)
-        record = usable(connection, name)
+        record = usable(address.settings, connection, name)
     assert record is not None
     # Keep only the first mark, so that the whole log is searched.
     marks = sorted(record.marks, key=lambda mark: mark.latest)[:1]

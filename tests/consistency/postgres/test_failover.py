@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from airflow_provider_cdc.errors import SourceReplaced
 from harness.pipeline import Pipeline
 from harness.postgres_server import SUPERUSER, PostgresServer
 from harness.throw_away import throw_away
@@ -170,3 +171,25 @@ def test_without_the_slot_the_tables_are_read_anew_and_the_log_says_what_would_h
         assert "a standby took over that did not have the slot" in caplog.text
         assert "sync_replication_slots" in caplog.text
         pair.next_night(forward=True)
+
+
+@pytest.mark.slow
+def test_a_switch_in_mid_run(spark: SparkSession, tmp_path: Path) -> None:
+    """The run refuses to read two servers. When it is cleared, it begins again on the new one."""
+    with pair_of(VERSIONS[-1], spark, tmp_path) as pair:
+        pair.first()
+        pair.synchronize()
+        pair.write("before the run")
+        run = pair.night()
+        run.record()
+        pair.write("in the run")
+        run.snapshot()
+        pair.caught_up()
+        pair.take_over()
+        pair.nights.number -= 1
+        run = pair.night()
+        with pytest.raises(SourceReplaced, match="timeline was 1, here it is 2"):
+            run.extract_delta()
+        run.record()
+        assert {bool(plan.base) for plan in run.plans} == {True}
+        pair.nights.check(run.finish()["published"])

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.copies.head import decode_copy, encode_copy, is_newer, is_of_another_source
+from airflow_provider_cdc.core.copies.head import (
+    decode_copy,
+    encode_copy,
+    is_newer,
+    is_of_another,
+    is_of_another_source,
+)
 from airflow_provider_cdc.core.copies.retention import copy_of
 from airflow_provider_cdc.core.positions.as_of import parse_position
 from airflow_provider_cdc.core.positions.facts import Facts, History, source_of
@@ -103,7 +110,9 @@ POSTGRES = SOURCES["initial_lsn"]
         # A replica took over: it has all that was copied.
         (copy(f"{B}:1-5", EARLY, server=B), MYSQL, f"{A}:1,{B}:1-5", False),
         (copy(f"{B}:1-5", EARLY, server=B, connection="other"), MYSQL, f"{A}:1,{B}:1-5", True),
-        (copy(f"{B}:1-5", EARLY, server=B), MYSQL, f"{A}:1,{B}:1-4", True),
+        # It lacks the last transactions of the copy, or all of them.
+        (copy(f"{B}:1-5", EARLY, server=B), MYSQL, f"{A}:1,{B}:1-4", False),
+        (copy(f"{B}:1-5", EARLY, server=B), MYSQL, f"{A}:1", True),
         (copy("", EARLY, server=B), MYSQL, f"{A}:1", True),
         (copy("no position", EARLY, server=B), MYSQL, f"{A}:1", True),
     ],
@@ -112,6 +121,26 @@ def test_another_source_is_told_by_kind_server_database_and_history(
     found: Any, source: dict[str, str], position: str, other: bool
 ) -> None:
     assert is_of_another_source(found, source, parse_position(position)) is other
+
+
+@pytest.mark.parametrize(
+    ("of_b", "of_a", "history", "other"),
+    [
+        (f"{B}:1-5", f"{A}:1,{B}:1-5", {}, False),
+        (f"{B}:1-5", f"{A}:1,{B}:1-6", {}, False),
+        # Both servers have accepted writes, and no run has found that the history of one of them has ended.
+        (f"{B}:1-5", f"{A}:1,{B}:1-4", {}, True),
+        (f"{B}:1-5", f"{A}:1,{B}:1-4", {"id": "h2", "superseded": [{"id": "h1", "run_id": "r0"}]}, False),
+        (f"{B}:1-5", f"{A}:1,{B}:1-4", {"id": "h2", "superseded": [{"id": "h0", "run_id": "r0"}]}, True),
+        (f"{B}:1-5", f"{A}:1", {"id": "h2", "superseded": [{"id": "h1", "run_id": "r0"}]}, True),
+    ],
+)
+def test_copies_of_two_servers_are_of_one_source_if_one_follows_the_other(
+    of_b: str, of_a: str, history: dict[str, Any], other: bool
+) -> None:
+    old = replace(copy(of_b, EARLY, server=B), run_id="r1", history={"id": "h1"})
+    new = replace(copy(of_a, LATE, server=A), run_id="r2", history=history)
+    assert is_of_another(old, new) is is_of_another(new, old) is other
 
 
 def test_what_a_later_version_added_is_kept_and_nothing_is_added_to_what_an_earlier_one_wrote() -> None:

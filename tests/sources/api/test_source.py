@@ -20,8 +20,8 @@ from tests.jobs.history_source import History, HistorySource, at, tables
 
 IN_BOTH = """
     after_failover backlog carry_read check_continued check_joined check_past check_server check_since close_idle
-    comparable_texts ends_of_reads has_reached is_before is_within key_range load load_signals needed_log new_columns place_of
-    pushed_condition record_past reason_not_rollable refusals_since relations take_over tables_of waiting
+    comparable_texts ends_of_reads has_reached is_before is_within key_range load load_signals needed_log new_columns
+    place_of pushed_condition record_past reason_not_rollable refusals_since relations take_over tables_of waiting
 """
 ONLY = {
     # The log has statements, prepared transactions and the names of tables, and the server has no objects for runs.

@@ -23,7 +23,6 @@ from airflow_provider_cdc.sources.mysql.checks.past import REPLICATED, PositionC
 from airflow_provider_cdc.sources.mysql.log import walk_state
 from airflow_provider_cdc.sources.mysql.log.column_eras import NotCarried, PlacedChanges, evolution
 from airflow_provider_cdc.sources.mysql.log.prefixes import prefix_of
-from airflow_provider_cdc.sources.mysql.log.replaced import replaced_since
 from airflow_provider_cdc.sources.mysql.log.segments import cut, log_segments
 from airflow_provider_cdc.sources.mysql.log.statement_writes import check_writes
 from airflow_provider_cdc.sources.mysql.log.statements.meaning import Effect
@@ -33,7 +32,7 @@ from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, file
 from airflow_provider_cdc.sources.mysql.server.session import Connection, session, value
 from airflow_provider_cdc.sources.mysql.steps.check_identity import check_identity
 from airflow_provider_cdc.sources.mysql.steps.past import resolve
-from airflow_provider_cdc.sources.mysql.steps.takeover import take_over, without_known
+from airflow_provider_cdc.sources.mysql.steps.takeover import replaced_on, take_over, without_known
 from airflow_provider_cdc.sources.mysql.tables.cascades import relies_on_log
 from airflow_provider_cdc.sources.mysql.tables.schema import difference, read_tables
 
@@ -104,10 +103,7 @@ def refusals_since(
         # Check for replaced tables last. If a logged statement replaced a table, the search of the log has already
         # found the statement and named it in the reason.
         fit = [table for table in fit if table.name not in refused]
-        if taken is not None:
-            replaced = taken.replaced(connection, fit)
-        else:
-            replaced = replaced_since(settings, connection, begin, fit, until=end)
+        replaced = replaced_on(taken, settings, connection, begin, fit, end)
         return refused | {name: f"since the copy {why}" for name, why in replaced.items()}
 
 

@@ -27,10 +27,10 @@ from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import ExactnessError, LogGone, PositionError, SchemaChanged, SourceReplaced
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.checks.past import REPLICATED, SINCE, Past, PastContext
-from airflow_provider_cdc.sources.mysql.log.replaced import made_since
+from airflow_provider_cdc.sources.mysql.log.replaced import made_since, replaced_since
 from airflow_provider_cdc.sources.mysql.server import commit_times, log_history
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
-from airflow_provider_cdc.sources.mysql.server.log_history import LogMark, mark_of
+from airflow_provider_cdc.sources.mysql.server.log_history import LogMark, LogPlace, mark_of
 from airflow_provider_cdc.sources.mysql.server.server import state
 from airflow_provider_cdc.sources.mysql.server.session import Connection, RunSettings, account, query, session, value
 from airflow_provider_cdc.sources.mysql.steps.past import resolve
@@ -101,6 +101,23 @@ def take_over(
     place = past.prefix.place
     commits = LogMark.parse(facts.mark).commits
     return Takeover(own, replace(here, begun=place, mark=mark_of(own, place, commits)), past)
+
+
+def replaced_on(
+    taken: Takeover | None,
+    settings: ConnectionSettings,
+    connection: Connection,
+    begin: LogPlace,
+    tables: Sequence[Table],
+    until: LogPlace | None,
+) -> dict[TableName, str]:
+    """Return the tables that a statement outside the log replaced, or may have replaced, since ``begin``.
+
+    :param taken, until: the result of `take_over`, and as for `replaced_since`.
+    """
+    if taken is not None:
+        return taken.replaced(connection, tables)
+    return replaced_since(settings, connection, begin, tables, until=until)
 
 
 def continued(

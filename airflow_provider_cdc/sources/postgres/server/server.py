@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import psycopg
 
@@ -11,7 +12,7 @@ from airflow_provider_cdc.core.positions.facts import Finding, HistoryRelation, 
 from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.counted import duration
-from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, TerminalError
+from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, SourceReplaced, TerminalError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.planning import (
     MEASURE_SECONDS,
@@ -38,6 +39,23 @@ def identity(connection: Connection) -> PostgresFacts:
         "FROM pg_control_system() s, pg_database d WHERE d.datname = current_database()",
     )[0]
     return PostgresFacts(system, session_setup.timeline(timeline), database, oid, version, meaning, next_xid)
+
+
+def taken_over(settings: ConnectionSettings, connection: Connection, facts: PostgresFacts, start: Lsn) -> PostgresFacts:
+    """Return ``facts`` with the present timeline, if a standby took over after the position ``start``.
+
+    :raises SourceReplaced: the standby took over before ``start``.
+    """
+    here = identity(connection)
+    if here.system_identifier != facts.system_identifier:
+        return facts
+    if why := timelines.why_not_here(settings, here.timeline, facts.timeline, start):
+        raise SourceReplaced(
+            why,
+            where=f"timeline {here.timeline}",
+            hint="set `refresh` to `auto` or `full`, so that the run reads the tables in full",
+        )
+    return replace(facts, timeline=here.timeline)
 
 
 def relations(settings: ConnectionSettings, connection: Connection, traces: Sequence[Trace]) -> list[Finding]:

@@ -427,3 +427,52 @@ def _drop_leftover(connection: Connection, one: KeptObject) -> str:
     except psycopg.errors.ObjectInUse:
         return "a session uses it"
     return ""
+
+
+# Failover slots: slots that standbys synchronize, so that they survive when a standby takes over.
+
+
+_FAILOVER_SINCE = 170_000
+"""The first version of PostgreSQL with failover slots. Only the standing slot is one: a run does not go on after a
+failover, and the slots of runs would stay on the new primary, where they keep log. Without standbys that synchronize
+slots, a failover slot costs nothing."""
+_IS_FAILOVER = """(SELECT COALESCE((to_jsonb(s) ->> 'failover')::bool, false)
+FROM pg_replication_slots s WHERE s.slot_name = %s)"""
+
+
+def may_fail_over(connection: Connection) -> bool:
+    """Return whether the server has failover slots."""
+    return connection.info.server_version >= _FAILOVER_SINCE
+
+
+def allow_failover(settings: ConnectionSettings, connection: Connection, name: str) -> None:
+    """Make a slot a failover slot, if the server can and the slot is none. Earlier versions of this provider created
+    others."""
+    if may_fail_over(connection) and not value(connection, _IS_FAILOVER, (name,)):
+        with session(settings, replication=True) as leader:
+            query(leader, f"ALTER_REPLICATION_SLOT {quote(name)} (FAILOVER true)")
+
+
+@contextmanager
+def waiting_for_standbys(connection: Connection, name: str, seconds: float) -> Iterator[None]:
+    """Limit the time for which the server waits before it advances the slot.
+
+    To advance a failover slot, the server first waits for the standbys of synchronized_standby_slots, without a time
+    limit.
+
+    :raises TransientError: the standbys did not respond in time. The slot was not advanced.
+    """
+    if not value(connection, _IS_FAILOVER, (name,)):
+        yield
+        return
+    query(connection, f"SET statement_timeout = '{max(1, round(seconds))}s'")
+    try:
+        yield
+    except psycopg.errors.QueryCanceled:
+        raise TransientError(
+            f"the slot is a failover slot, so it waits for standbys. They did not respond in {seconds:.0f} s",
+            where=f"replication slot {name}",
+            hint="start the standbys whose slots synchronized_standby_slots names, or remove them from that setting; "
+            "until then the server keeps the log",
+        ) from None
+    query(connection, "RESET statement_timeout")

@@ -15,13 +15,16 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
+from airflow_provider_cdc.core.positions.facts import TIMELINE
 from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import ManifestError
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves
 from airflow_provider_cdc.sources.postgres.catalog.users_code import execute
+from airflow_provider_cdc.sources.postgres.server import timelines
 from airflow_provider_cdc.sources.postgres.server.facts import MEANING
 from airflow_provider_cdc.sources.postgres.server.server import identity
 from airflow_provider_cdc.sources.postgres.server.session import APPLICATION, Connection, literal, query, quote, value
@@ -247,6 +250,25 @@ def load(connection: Connection, name: str) -> Standing | None:
         if record.format == _FORMAT:
             return record
     return None
+
+
+def why_gone(record: Standing, server_now: Mapping[str, str]) -> str:
+    """Return why a server has no slot for a record. ``server_now`` is the identity of the server (`ground`)."""
+    if record.server.get(TIMELINE) == server_now[TIMELINE]:
+        return "it was dropped"
+    return (
+        "a standby took over that did not have the slot. PostgreSQL 17 and later can keep it: set "
+        "sync_replication_slots = on on the standbys"
+    )
+
+
+def why_of_another(settings: ConnectionSettings, record: Standing, server_now: Mapping[str, str]) -> str:
+    """Return why the record is not of this server, nor of a primary from which this server took over after all
+    positions of the record. Empty: it is."""
+    changed = [part for part in server_now if record.server.get(part) != server_now[part]]
+    if changed == [TIMELINE]:
+        return timelines.why_not_here(settings, server_now[TIMELINE], record.server.get(TIMELINE, ""), record.last)
+    return ", ".join(changed)
 
 
 def publication_version(connection: Connection | Catalog, name: str) -> str:

@@ -19,9 +19,8 @@ from airflow_provider_cdc.sources.postgres.catalog import schema, types
 from airflow_provider_cdc.sources.postgres.chunking import chunks, sample
 from airflow_provider_cdc.sources.postgres.server import server
 from airflow_provider_cdc.sources.postgres.server.session import session
-from airflow_provider_cdc.sources.postgres.slots import failover
 from airflow_provider_cdc.sources.postgres.steps import preflight
-from airflow_provider_cdc.sources.postgres.steps.check_identity import has_reached, runway
+from airflow_provider_cdc.sources.postgres.steps.check_identity import after_failover, has_reached, runway
 from airflow_provider_cdc.sources.session import Kept, session_of
 
 
@@ -75,7 +74,7 @@ class PostgresPlanning(Planning):
         return runway(self.settings)
 
     def after_failover(self, options: StepOptions) -> str:
-        return failover.after_failover(self.settings, options)
+        return after_failover(self.settings, options)
 
     def has_reached(self, target: AsOf) -> Reach:
         return has_reached(self.settings, target)

@@ -43,7 +43,8 @@ class PostgresStarts(Starts):
 
     def take_over(self, identity: Facts, position: Position, tables: Sequence[Table]) -> Facts:
         facts, at = PostgresFacts.of(identity), Lsn.expect(position)
-        found = roll_forward.taken_over(self.settings, facts, at)
+        with session(self.settings) as connection:
+            found = server.taken_over(self.settings, connection, facts, at)
         return identity if found == facts else found.recorded()
 
     def release(self, run_id: str) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from airflow_provider_cdc.core.checks import Moment, problems_of
+from airflow_provider_cdc.core.options.run import FULL, StepOptions
 from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import Lsn
@@ -20,8 +21,8 @@ from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, leaves
 from airflow_provider_cdc.sources.postgres.checks.asked import OF_A_RUN
 from airflow_provider_cdc.sources.postgres.checks.context import RunContext
 from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
-from airflow_provider_cdc.sources.postgres.server.session import Connection, query, session
-from airflow_provider_cdc.sources.postgres.slots import run_publication
+from airflow_provider_cdc.sources.postgres.server.session import Connection, query, session, value
+from airflow_provider_cdc.sources.postgres.slots import run_publication, slots
 
 
 def check_identity(connection: Connection, expected: PostgresFacts, position: Lsn) -> None:
@@ -199,3 +200,30 @@ def _state(
         limit, hint, room = f"{_KEPT} = {most:,} MB, exceeded by slot {name}", f"raise {_KEPT} at once", None
     written = int(Lsn.parse(end))
     return NeededLog(written, kept or 0, seconds, room, limit, hint, begins=f"{name}:{written - (kept or 0)}")
+
+
+# What a failover would do.
+
+
+# The worker of a standby has this name, after the name of its cluster. All users see the names of applications.
+_SYNCHRONIZED = "EXISTS (SELECT FROM pg_stat_activity WHERE application_name ~ '(^|_)slotsync worker$')"
+
+
+def after_failover(settings: ConnectionSettings, options: StepOptions) -> str:
+    """`Source.after_failover`."""
+    with session(settings) as connection:
+        has_slots, synchronized = slots.may_fail_over(connection), value(connection, _SYNCHRONIZED)
+    in_full = "a run in progress fails, and the next run reads the tables in full"
+    if options.refresh == FULL or not options.standing_slot:
+        return f"{in_full}, as always"
+    if not has_slots:
+        return f"{in_full}, because slots stay on the old primary. PostgreSQL 17 and later can synchronize them"
+    if not synchronized:
+        return (
+            f"{in_full}, because no standby synchronizes slots now. On the standby, set sync_replication_slots = on, "
+            "hot_standby_feedback = on, primary_slot_name, and dbname in primary_conninfo"
+        )
+    return (
+        "a run in progress fails; the next run goes on from the last copies if the standby that takes over "
+        "synchronizes slots and has all of their positions; otherwise it reads the tables in full"
+    )

@@ -27,9 +27,9 @@ from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catal
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed, identity_problem
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves, read_tables, without_room
 from airflow_provider_cdc.sources.postgres.checks.past import Past
-from airflow_provider_cdc.sources.postgres.server import session_setup, timelines
+from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts, PublicationState
-from airflow_provider_cdc.sources.postgres.server.server import identity
+from airflow_provider_cdc.sources.postgres.server.server import identity, taken_over
 from airflow_provider_cdc.sources.postgres.server.session import Connection, session, value
 from airflow_provider_cdc.sources.postgres.slots import run_publication, slots
 from airflow_provider_cdc.sources.postgres.slots.catalog_versions import Asked, already_so
@@ -80,7 +80,7 @@ def refusals_since(
             "table, so the table is read"
         )
     with session(settings) as connection:
-        facts = _taken_over(settings, connection, facts, start)
+        facts = taken_over(settings, connection, facts, start)
         _check_since(connection, facts, start)
         standing = past.find_past(settings, connection, options)
         if standing is None:
@@ -162,31 +162,6 @@ def keep_window(
             _log.warning("Slots or publications of this run may be left on the server: %s", also)
         raise
     return replace(point, identity=replace(facts, forward_slots=slot_names, standing=published).recorded())
-
-
-def taken_over(settings: ConnectionSettings, facts: PostgresFacts, start: Lsn) -> PostgresFacts:
-    """`Source.take_over`."""
-    with session(settings) as connection:
-        return _taken_over(settings, connection, facts, start)
-
-
-def _taken_over(
-    settings: ConnectionSettings, connection: Connection, facts: PostgresFacts, start: Lsn
-) -> PostgresFacts:
-    """Return ``facts`` with the present timeline, if a standby took over after the copy's position ``start``.
-
-    :raises SourceReplaced: the standby took over before ``start``.
-    """
-    here = identity(connection)
-    if here.system_identifier != facts.system_identifier:
-        return facts
-    if why := timelines.why_not_here(settings, here.timeline, facts.timeline, start):
-        raise SourceReplaced(
-            why,
-            where=f"timeline {here.timeline}",
-            hint="set `refresh` to `auto` or `full`, so that the run reads the tables in full",
-        )
-    return replace(facts, timeline=here.timeline)
 
 
 def _check_since(connection: Connection, facts: PostgresFacts, start: Lsn) -> None:

@@ -18,7 +18,6 @@ import psycopg
 
 from airflow_provider_cdc.core.checks import Moment, problems_of
 from airflow_provider_cdc.core.options.run import FULL, StepOptions
-from airflow_provider_cdc.core.positions.facts import TIMELINE
 from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.storage import records
@@ -37,10 +36,10 @@ from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
 from airflow_provider_cdc.sources.postgres.catalog.view_definitions import MATERIALIZED, VIEW
 from airflow_provider_cdc.sources.postgres.checks.asked import SETTINGS
 from airflow_provider_cdc.sources.postgres.checks.context import ServerContext
-from airflow_provider_cdc.sources.postgres.server import session_setup, timelines
+from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.server import identity
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote, session, value
-from airflow_provider_cdc.sources.postgres.slots import failover, run_publication, slots, transaction_waits
+from airflow_provider_cdc.sources.postgres.slots import run_publication, slots, transaction_waits
 from airflow_provider_cdc.sources.postgres.slots.commits import advance, prefix_at
 from airflow_provider_cdc.sources.postgres.slots.standing_record import (
     Join,
@@ -58,6 +57,8 @@ from airflow_provider_cdc.sources.postgres.slots.standing_record import (
     shapes_of,
     states_of,
     store,
+    why_gone,
+    why_of_another,
 )
 
 # Reports what a standing slot costs the server.
@@ -137,7 +138,7 @@ def keep_past(settings: ConnectionSettings, plans: Sequence[TablePlan], options:
             slots.drop(settings, name, "" if load(connection, name) else name)
         else:
             _take_over(connection, name, record)
-            failover.allow(settings, connection, name)
+            slots.allow_failover(settings, connection, name)
             _stay_in_use(connection, name, options.lock.slot_wait_seconds)
         run_publication.let_go(connection, name)
         try:
@@ -166,10 +167,10 @@ def usable(settings: ConnectionSettings, connection: Connection, name: str) -> S
     if record is None:
         lost = "its publication, or the comment on the publication that has its record, is gone"
     elif slot is None:
-        lost = _why_gone(record, server_now)
+        lost = why_gone(record, server_now)
     elif slot.lost:
         lost = f"the server removed its log (wal_status {slot.wal_status}): raise {slot.limit}"
-    elif why := _why_of_another(settings, record, server_now):
+    elif why := why_of_another(settings, record, server_now):
         lost = f"it was created on another server: {why}"
     elif not record.since(slot.confirmed):
         lost = f"another client advanced it, to {slot.confirmed}"
@@ -197,24 +198,6 @@ def _take_over(connection: Connection, name: str, record: Standing) -> None:
     if before is not None and before.server != record.server:
         store(connection, name, record)
         _log.info("A standby has taken over since the last run, and the standing slot %s goes on", name)
-
-
-def _why_gone(record: Standing, server_now: Mapping[str, str]) -> str:
-    if record.server.get(TIMELINE) == server_now[TIMELINE]:
-        return "it was dropped"
-    return (
-        "a standby took over that did not have the slot. PostgreSQL 17 and later can keep it: set "
-        "sync_replication_slots = on on the standbys"
-    )
-
-
-def _why_of_another(settings: ConnectionSettings, record: Standing, server_now: Mapping[str, str]) -> str:
-    """Return why the record is not of this server, nor of a primary from which this server took over after all
-    positions of the record. Empty: it is."""
-    changed = [part for part in server_now if record.server.get(part) != server_now[part]]
-    if changed == [TIMELINE]:
-        return timelines.why_not_here(settings, server_now[TIMELINE], record.server.get(TIMELINE, ""), record.last)
-    return ", ".join(changed)
 
 
 _STRANGE = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND (plugin <> %s OR temporary OR two_phase)"
@@ -321,7 +304,7 @@ def _stay_in_use(connection: Connection, name: str, seconds: float) -> None:
     the slot, which is no use of the slot itself."""
     if value(connection, "COALESCE(current_setting('idle_replication_slot_timeout', true), '0')") != "0":
         # A session that uses the slot now has the same effect.
-        with suppress(psycopg.errors.ObjectInUse), failover.waiting_for_standbys(connection, name, seconds):
+        with suppress(psycopg.errors.ObjectInUse), slots.waiting_for_standbys(connection, name, seconds):
             query(
                 connection,
                 "SELECT pg_replication_slot_advance(slot_name, confirmed_flush_lsn) FROM pg_replication_slots "
@@ -332,7 +315,7 @@ def _stay_in_use(connection: Connection, name: str, seconds: float) -> None:
 
 def _move_on(connection: Connection, name: str, there: Lsn, seconds: float) -> None:
     """Advance the slot to ``there``."""
-    with failover.waiting_for_standbys(connection, name, seconds):
+    with slots.waiting_for_standbys(connection, name, seconds):
         advance(connection, name, there)
 
 
@@ -450,7 +433,7 @@ def _point(settings: ConnectionSettings, connection: Connection, slot: str, opti
     facts = replace(identity(connection), started=value(connection, session_setup.START))
     here = session_setup.of_run(settings, facts)
     name, kind = (slot, "") if slot else (f"{slots.PREFIX}since_{uuid4().hex[:12]}", "TEMPORARY ")
-    allowed = ", FAILOVER true" if slot and connection.info.server_version >= failover.SINCE else ""
+    allowed = ", FAILOVER true" if slot and slots.may_fail_over(connection) else ""
     sql = f"CREATE_REPLICATION_SLOT {quote(name)} {kind}LOGICAL {slots.PLUGIN} (SNAPSHOT 'export'{allowed})"
     with session(here, replication=True) as leader:
         position, _ = transaction_waits.consistent_point(settings, leader, sql, options.lock.slot_wait_seconds)

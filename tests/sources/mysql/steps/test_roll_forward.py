@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import pytest
@@ -18,7 +18,7 @@ from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import InitialPoint
 from airflow_provider_cdc.core.tables.table import TableName
-from airflow_provider_cdc.errors import ExactnessError, SchemaChanged, SourceReplaced, TransientError
+from airflow_provider_cdc.errors import ExactnessError, LogGone, SchemaChanged, SourceReplaced, TransientError
 from airflow_provider_cdc.sources.api.log import AT_START, Start
 from airflow_provider_cdc.sources.mysql.server import log_protocol
 from airflow_provider_cdc.sources.mysql.server.session import session
@@ -134,14 +134,20 @@ def test_settings_that_were_touched_since_the_copy(since: Since) -> None:
 
 
 def test_a_copy_of_another_server(since: Since) -> None:
-    since.point = InitialPoint(
-        since.point.position,
-        Facts({**since.point.identity.fields(), "server_uuid": "3e11fa47-71ca-11e1-9e33-c80aa9429562"}),
-        since.point.tables,
-        0.0,
-    )
-    with pytest.raises(SourceReplaced):
-        since.refused()
+    """The transactions are recognized by their commit times, which the mark of the position has."""
+    fields = since.point.identity.fields()
+    *place, commits = fields["history_mark"].split(" ")
+    gtids = [one.partition("@")[0] for one in commits.split(",")]
+    position, tables = since.point.position, since.point.tables
+    for mark, error, match in (
+        ([commits], None, ""),
+        ([",".join(f"{gtid}@1" for gtid in gtids)], SourceReplaced, "is another transaction there"),
+        ([], LogGone, "no record of the commit times"),
+    ):
+        facts = {"server_uuid": "3e11fa47-71ca-11e1-9e33-c80aa9429562", "history_mark": " ".join((*place, *mark))}
+        since.point = InitialPoint(position, Facts(fields | facts), tables, 0.0)
+        with pytest.raises(error, match=match) if error else nullcontext():
+            assert since.refused() == {}
 
 
 def _dumped(table: str) -> list[str]:
