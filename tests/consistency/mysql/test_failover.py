@@ -22,7 +22,8 @@ from harness.throw_away import throw_away
 from tests.consistency.comparing import assert_same_copies
 from tests.soon import soon
 
-pytestmark = pytest.mark.slow
+LONG = pytest.mark.long
+SLOW = pytest.mark.slow
 
 TABLES = ("stock", "visits")
 SHARED = {f"shop.{name}" for name in TABLES}
@@ -146,6 +147,7 @@ def fleet(spark: SparkSession, tmp_path: Path) -> Iterator[Fleet]:
         yield fleet
 
 
+@SLOW
 def test_a_planned_switch_keeps_the_nights_going(fleet: Fleet) -> None:
     replica = fleet.replica("b")
     fleet.next_night(forward=False)
@@ -158,7 +160,9 @@ def test_a_planned_switch_keeps_the_nights_going(fleet: Fleet) -> None:
     fleet.next_night(forward=True)
 
 
-@pytest.mark.parametrize("lost", ["before the copy", "after the copy"])
+@pytest.mark.parametrize(
+    "lost", [pytest.param("before the copy", marks=SLOW), pytest.param("after the copy", marks=LONG)]
+)
 def test_a_crash_with_a_lost_tail(lost: str, fleet: Fleet) -> None:
     """The copy rests on transactions that only the old server had; or it does not."""
     replica = fleet.replica("b")
@@ -183,6 +187,7 @@ def test_a_crash_with_a_lost_tail(lost: str, fleet: Fleet) -> None:
     fleet.next_night(forward=True)
 
 
+@LONG
 def test_a_blue_green_upgrade(fleet: Fleet) -> None:
     """The new server begins with a dump of the old one, whose transactions its log never had, and then replicates."""
     fleet.write("before the dump")
@@ -208,7 +213,14 @@ def test_a_blue_green_upgrade(fleet: Fleet) -> None:
     fleet.next_night(forward=True)
 
 
-@pytest.mark.parametrize("when", ["before the copy", "after the copy", "before the copy, and purged"])
+@pytest.mark.parametrize(
+    "when",
+    [
+        pytest.param("before the copy", marks=SLOW),
+        pytest.param("after the copy", marks=LONG),
+        pytest.param("before the copy, and purged", marks=LONG),
+    ],
+)
 def test_errant_transactions(when: str, fleet: Fleet) -> None:
     """Someone wrote on the replica. A write before the copy is in rows that the copy has of the primary only."""
     replica = fleet.replica("b")
@@ -237,6 +249,7 @@ def test_errant_transactions(when: str, fleet: Fleet) -> None:
         fleet.next_night(forward=False, because=of_its_own)
 
 
+@SLOW
 def test_a_restored_backup_whose_server_gave_the_same_gtids_again(fleet: Fleet) -> None:
     """The replica of a restored backup has all GTIDs of the copy, but they are other transactions."""
     fleet.primary.stop()
@@ -258,6 +271,7 @@ def test_a_restored_backup_whose_server_gave_the_same_gtids_again(fleet: Fleet) 
     fleet.next_night(forward=False, because="is another transaction there")
 
 
+@LONG
 @pytest.mark.parametrize("what", ["a setting", "a restart", "a filter", "an unlogged replacement"])
 def test_what_the_log_of_the_new_server_does_not_show(what: str, fleet: Fleet) -> None:
     replica = fleet.replica("b")
@@ -285,6 +299,7 @@ def test_what_the_log_of_the_new_server_does_not_show(what: str, fleet: Fleet) -
     fleet.next_night(forward=False, because=because)
 
 
+@LONG
 def test_the_changes_of_a_night_are_refused_if_another_server_does_not_continue_the_copy(fleet: Fleet) -> None:
     replica = fleet.replica("b")
     replica.query("STOP REPLICA")
@@ -296,6 +311,7 @@ def test_the_changes_of_a_night_are_refused_if_another_server_does_not_continue_
         run.record()
 
 
+@SLOW
 def test_a_run_on_the_old_server_does_not_replace_copies_of_the_new_one(fleet: Fleet) -> None:
     """Both servers accept writes, so neither copy follows the other."""
     replica, old = fleet.replica("b"), fleet.primary
@@ -312,8 +328,15 @@ def test_a_run_on_the_old_server_does_not_replace_copies_of_the_new_one(fleet: F
         run.finish()
 
 
-@pytest.mark.parametrize("lost", [False, True], ids=["planned", "lost tail"])
-@pytest.mark.parametrize("refresh", ["full", "auto"])
+@pytest.mark.parametrize(
+    ("refresh", "lost"),
+    [
+        pytest.param("auto", False, marks=SLOW),
+        pytest.param("auto", True, marks=LONG),
+        pytest.param("full", False, marks=LONG),
+        pytest.param("full", True, marks=LONG),
+    ],
+)
 def test_a_switch_in_mid_run(refresh: str, lost: bool, fleet: Fleet) -> None:
     """The run refuses to read two servers. When it is cleared, it begins again on the new one."""
     replica = fleet.replica("b")
@@ -338,6 +361,7 @@ def test_a_switch_in_mid_run(refresh: str, lost: bool, fleet: Fleet) -> None:
     fleet.check(run)
 
 
+@LONG
 def test_a_run_whose_position_was_lost_does_not_begin_again(fleet: Fleet) -> None:
     replica = fleet.replica("b")
     replica.query("STOP REPLICA")
