@@ -92,6 +92,10 @@ def test_a_standby_is_refused_and_a_promoted_one_is_not_the_server_that_the_run_
         heads, history, present = open_sink("parquet", lake), History("h", 2), source_of("postgres", again.identity, "")
         (fork,) = forks(there.settings, "2").values()
         assert Lsn.expect(initial.position) <= fork < Lsn.expect(again.position)
+        for position in (initial.position, fork):
+            assert there.take_over(initial.identity, position, ()).timeline == "2"
+        with pytest.raises(SourceReplaced, match=f"a standby took over at {fork}, before the position"):
+            there.take_over(initial.identity, Lsn(int(fork) + 1), ())
         for timeline, position, unproven, number in (
             ("1", initial.position, "", 2),
             ("1", fork, "", 2),

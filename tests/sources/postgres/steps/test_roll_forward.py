@@ -223,7 +223,7 @@ def test_a_copy_of_a_later_position_than_is_asked_for(since: Since) -> None:
 @pytest.mark.parametrize("name", ["system_identifier", "timeline", "database_oid", "version"])
 def test_a_copy_of_another_server(since: Since, name: str) -> None:
     since.point = replace(since.point, identity=Facts({**since.point.identity.fields(), name: "1234"}))
-    with pytest.raises(SourceReplaced, match=f"{name} is 1234"):
+    with pytest.raises(SourceReplaced, match=rf"{name} (is )?1234"):
         since.refused()
 
 
