@@ -13,6 +13,7 @@ from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownExcept
 
 from airflow_provider_cdc.errors import CommitUnknown
 from airflow_provider_cdc.sinks.iceberg import commit, cut_table
+from airflow_provider_cdc.sinks.iceberg.cut_table import read_cut
 from tests.interrupting import Interrupted, commits_fail
 from tests.seeds import some
 from tests.sinks.catalogs import plain_catalog
@@ -130,6 +131,10 @@ def test_a_run_that_ends_at_any_commit_leaves_readers_of_cuts_one_whole_run(lake
         commits_fail(patch, end)
         with pytest.raises(Interrupted):
             lake.sink.publish(publication)
+    for metadata in (iceberg_table(lake, table).metadata for table in TABLES):
+        # Otherwise another program may expire a snapshot.
+        tagged = {ref.snapshot_id for name, ref in metadata.refs.items() if name != "main"}
+        assert {snapshot.snapshot_id for snapshot in metadata.snapshots} == tagged
     landed = at == 5
     assert lake.seen() == ([[3, 3, 5, 5, 5]] * 2 if landed else [[3, 3, 3]] * 2)
     if then == "same":
@@ -159,6 +164,10 @@ def test_an_older_run_that_ends_late_has_its_own_rows_only_and_leaves_main_alone
     lake.sink.publish(older)
     assert [row["id"] for row in rows_at(lake, older.run_id)] == [3, 3, 3]
     assert iceberg_table(lake).scan().to_arrow()["id"].to_pylist() == [5, 5, 5]
+    assert lake.seen() == [[5, 5, 5]] * 2
+    cut = read_cut(lake.storage.uri)
+    assert cut is not None
+    assert cut.run_id == newer.run_id
     lake.sink.publish(newer)
     check_once(lake, older.run_id)
     check_once(lake, newer.run_id)
