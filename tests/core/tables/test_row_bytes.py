@@ -16,6 +16,7 @@ from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.row_bytes import encode
 from tests.seeds import examples
 
+ZEROS = st.sampled_from([0.0, -0.0])
 TYPES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.int8(), st.integers(-3, 3)),
     (pa.int16(), st.integers(-(2**15), 2**15 - 1)),
@@ -23,8 +24,8 @@ TYPES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
     (pa.uint8(), st.integers(0, 255)),
     (pa.uint64(), st.integers(0, 2**64 - 1)),
-    (pa.float32(), st.floats(width=32)),
-    (pa.float64(), st.floats()),
+    (pa.float32(), ZEROS | st.floats(width=32)),
+    (pa.float64(), ZEROS | st.floats()),
     (pa.bool_(), st.booleans()),
     (pa.decimal128(38, 4), st.integers(-(10**37), 10**37).map(lambda n: Decimal(n).scaleb(-4))),
     (pa.string(), st.text(max_size=4)),

@@ -186,6 +186,20 @@ class TestInitialPoint:
         assert point.identity.server == mysql.query("SELECT @@server_uuid")[0][0]
         assert point.lock_seconds == 0.0
 
+    def test_has_the_schemas_after_the_position(
+        self, source: MysqlSource, mysql: MysqlServer, table: Table, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The log after the position does not show the statement."""
+
+        def executed(connection: Connection) -> GtidSet:
+            mysql.query(f"ALTER TABLE {table.name} ADD late INT")
+            return look(connection)
+
+        look = server.executed
+        monkeypatch.setattr(snapshot, "executed", executed)
+        point = source.record_initial([TablePlan(table.name, "watermark", "")], LockPolicy())
+        assert [column.name for column in point.tables[0].columns] == ["writer", "number", "late"]
+
     def test_is_fixed_under_a_lock_where_one_is_planned(self, source: MysqlSource, table: Table, schema: str) -> None:
         with session(source.settings) as connection:
             query(connection, f"CREATE TABLE {schema}.u (c INT)")
