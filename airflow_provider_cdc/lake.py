@@ -22,7 +22,7 @@ from pyarrow import dataset
 
 from airflow_provider_cdc.core.positions.as_of import parse_position, reaches
 from airflow_provider_cdc.core.positions.facts import history_in
-from airflow_provider_cdc.core.run.feed import feed_schema
+from airflow_provider_cdc.core.run.commit_record import feed_schema
 from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.uri import LakeUri, StorageSettings

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
 
     from airflow_provider_cdc.core.shards.union import Union, UnionResult
-    from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+    from airflow_provider_cdc.sources.api.source import ConnectionSettings
 
 
 def lineage_of(run: Run, settings: ConnectionSettings) -> OperatorLineage | None:

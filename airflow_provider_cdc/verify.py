@@ -60,7 +60,7 @@ def _verified(given: argparse.Namespace) -> VerifyResult:
     from airflow_provider_cdc.hooks.catalog import lake_settings
     from airflow_provider_cdc.hooks.storage import storage_settings
     from airflow_provider_cdc.jobs.runtime.driver import driver_jvm, to_environment
-    from airflow_provider_cdc.operators.spark.launchers.client.launch import scratch
+    from airflow_provider_cdc.operators.spark.launchers.client.launcher import scratch
 
     try:
         from airflow_provider_cdc.jobs.runtime.session import open_session

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.core.run.feed import Feed, feed_schema
+from airflow_provider_cdc.core.run.commit_record import Feed, feed_schema
 from airflow_provider_cdc.core.run.manifest import FeedGap
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.storage.folder import Storage

@@ -19,7 +19,7 @@ from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import ManifestError
 
 RUN, WORK_FILES, PLACED, FILE, VERIFICATION = "run", "work files", "half-placed copies", "file", "verification"
-"""The kinds of leftovers in the lake. Those on the server are in `sources.api.starts`."""
+"""The kinds of leftovers in the lake. Those on the server are in `sources.api.source`."""
 
 SHOWN = 200
 
@@ -28,7 +28,7 @@ SHOWN = 200
 class Leftover:
     """Something that a run left behind.
 
-    :param kind: one of the kinds above, or a kind of `sources.api.starts`.
+    :param kind: one of the kinds above, or a kind of `sources.api.source`.
     :param what: the URI of a folder or file, or the name of an object on the server.
     :param run_id: the run; empty: unknown.
     :param bytes: the size of the files, or of the log that the server keeps.

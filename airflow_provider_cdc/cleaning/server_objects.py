@@ -10,8 +10,7 @@ from airflow_provider_cdc.cleaning.findings import KnownRuns, Leftover, Removal
 from airflow_provider_cdc.core.liveness import DagRunNames
 from airflow_provider_cdc.core.run.run import Run, is_published
 from airflow_provider_cdc.errors import CdcError
-from airflow_provider_cdc.sources.api.source import Source
-from airflow_provider_cdc.sources.api.starts import SLOT, KeptObject
+from airflow_provider_cdc.sources.api.source import SLOT, KeptObject, Source
 
 IsOfTarget = Callable[[KeptObject], bool]
 """Returns whether an object was created by a run that publishes in the target, according to the names on the object."""

@@ -17,7 +17,7 @@ from airflow_provider_cdc.operators.arguments.types import TaskArguments
 from airflow_provider_cdc.operators.base import TargetOperator, push_xcoms, same_run, scratch_for
 from airflow_provider_cdc.operators.planning.dag_run_state import state_in
 from airflow_provider_cdc.operators.task_errors import failing
-from airflow_provider_cdc.sources.api.starts import KeptObject
+from airflow_provider_cdc.sources.api.source import KeptObject
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -14,8 +14,7 @@ from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.operators.base import run_folder, same_run
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
-from airflow_provider_cdc.sources.api.source import Source
-from airflow_provider_cdc.sources.api.starts import LeftByRun
+from airflow_provider_cdc.sources.api.source import LeftByRun, Source
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

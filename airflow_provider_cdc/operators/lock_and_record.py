@@ -35,9 +35,8 @@ from airflow_provider_cdc.operators.planning.checks import Places
 from airflow_provider_cdc.operators.planning.dag_run_state import dag_run_of
 from airflow_provider_cdc.operators.planning.missing_past import record_or_miss, say_missed_past
 from airflow_provider_cdc.operators.planning.plan_text import readable
-from airflow_provider_cdc.operators.planning.planner import Planner, PlanRequest
+from airflow_provider_cdc.operators.planning.planner import Planner, PlanRequest, wait_until_started
 from airflow_provider_cdc.operators.release import ReleasingOperator
-from airflow_provider_cdc.operators.server_start import wait_until_started
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.api.source import Source

@@ -51,8 +51,7 @@ from airflow_provider_cdc.operators.planning.plan_text import (
     summary,
     view_of,
 )
-from airflow_provider_cdc.operators.planning.planner import Planner, PlanRequest
-from airflow_provider_cdc.operators.server_start import wait_until_started
+from airflow_provider_cdc.operators.planning.planner import Planner, PlanRequest, wait_until_started
 from airflow_provider_cdc.operators.spark.step import runs_where_spark_steps_run
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.sources.api.source import Source

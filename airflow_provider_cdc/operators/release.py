@@ -24,8 +24,8 @@ from airflow_provider_cdc.operators.base import (
     run_id_of,
     scratch_for,
 )
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import open_source
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

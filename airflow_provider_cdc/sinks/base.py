@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from airflow_provider_cdc.core.copies.head import Copy, position_of
 from airflow_provider_cdc.core.positions.position import Position
-from airflow_provider_cdc.core.run.feed import Feed
+from airflow_provider_cdc.core.run.commit_record import Feed
 from airflow_provider_cdc.core.run.manifest import FeedGap, Place
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -208,7 +208,7 @@ class LakeFeed:
 class Prepared:
     """A table that a run will copy: the types of the published columns, and the columns of the key.
 
-    ``identities`` has the identity of each column (`sources.api.planning.Planning.column_identities`), by the
+    ``identities`` has the identity of each column (`sources.api.source.Planning.column_identities`), by the
     column's name. Columns that are not in it are identified by their name. ``layout`` is the requested layout of the
     table. ``names_before`` has, for each column of a table that was altered since the base copy, its name in that copy,
     or an empty text for a new column. ``read`` is set if the names before are those of rows that the run has read: the

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
-from airflow_provider_cdc.core.run.feed import Feed
+from airflow_provider_cdc.core.run.commit_record import Feed
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage

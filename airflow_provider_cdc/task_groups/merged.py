@@ -12,9 +12,8 @@ from airflow.providers.common.compat.sdk import AssetAlias, TaskGroup, XComArg
 from airflow_provider_cdc.assets import copies_alias
 from airflow_provider_cdc.core.options.arguments import options_by_name
 from airflow_provider_cdc.core.options.copied import Lake, Merge, Table
-from airflow_provider_cdc.core.options.declare import check_names
+from airflow_provider_cdc.core.options.declare import FAIL, check_names
 from airflow_provider_cdc.core.options.flat import with_tables
-from airflow_provider_cdc.core.options.words import FAIL
 from airflow_provider_cdc.core.shards.union import SOURCES
 from airflow_provider_cdc.core.storage.uri import SOURCE_PLACEHOLDER
 from airflow_provider_cdc.errors import ConfigurationError

@@ -10,9 +10,16 @@ from typing import Any
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.options.feeds import FeedOptions
 from airflow_provider_cdc.core.options.lake import LakeOptions, MergeOptions
-from airflow_provider_cdc.core.options.run import AUTO, LimitOptions, LockPolicy, LogOptions, StepOptions, TableOptions
+from airflow_provider_cdc.core.options.run import (
+    AUTO,
+    FeedOptions,
+    LimitOptions,
+    LockPolicy,
+    LogOptions,
+    StepOptions,
+    TableOptions,
+)
 from airflow_provider_cdc.core.run.manifest import MissedPast, TablePlan
 from airflow_provider_cdc.core.run.release import release
 from airflow_provider_cdc.core.run.run import Run, scratch_of
@@ -26,8 +33,8 @@ from airflow_provider_cdc.jobs.extract_delta.step import extract_delta
 from airflow_provider_cdc.jobs.snapshot.step import snapshot
 from airflow_provider_cdc.operators.planning.missing_past import record_or_miss
 from airflow_provider_cdc.sinks.registry import open_sink, settings_of_options
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import open_source
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.planning.point import check_point, record_point
 from airflow_provider_cdc.sources.planning.selections import requested, select
 from airflow_provider_cdc.sources.planning.shards import lake_names, with_shards, without_vanished

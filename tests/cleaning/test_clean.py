@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.cleaning import run_folders
+from airflow_provider_cdc.cleaning import cleaner
 from airflow_provider_cdc.cleaning.findings import PLACED, RUN, WORK_FILES, CleaningReport
 from airflow_provider_cdc.core.copies import retention
 from airflow_provider_cdc.core.run.ledger import FIRST, FilesCommitted, State
@@ -115,7 +115,7 @@ def test_a_zombie_of_a_cleaned_run_publishes_nothing(store: str, target_on: AnyT
 def test_a_zombie_that_wakes_up_while_its_files_go_is_told_so(target: Target) -> None:
     zombie = target.night(1, steps=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_folders, "remove_folder", lambda *of: (_ for _ in ()).throw(StorageUnavailable("down")))
+        patch.setattr(cleaner, "remove_folder", lambda *of: (_ for _ in ()).throw(StorageUnavailable("down")))
         assert "the removal failed: [CDC-1502] down" in reason(target.clean(), 1)
     with pytest.raises(ManifestError, match="was stopped or cleaned up"):
         zombie.steps()[2]()
@@ -156,14 +156,14 @@ def test_a_run_that_commits_while_it_is_judged_stays_and_is_published(target: Ta
 
 def test_a_run_that_starts_again_while_it_is_judged_stays(target: Target) -> None:
     target.night(1, steps=2)
-    again = run_folders.RunFolders._again
+    again = cleaner.RunFolders._again
 
     def after_a_restart(self: Any, run: Run) -> Any:
         target.night(1, steps=1, keep=3)
         return again(self, run)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_folders.RunFolders, "_again", after_a_restart)
+        patch.setattr(cleaner.RunFolders, "_again", after_a_restart)
         assert reason(target.clean(), 1) == "it changed meanwhile"
     target.later = HOUR
     assert target.clean().removed == ()

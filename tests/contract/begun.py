@@ -19,9 +19,8 @@ from airflow_provider_cdc.core.storage.records import decode, encode
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Table
-from airflow_provider_cdc.sources.api.log import AT_START, Start
 from airflow_provider_cdc.sources.api.registry import open_source
-from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.api.source import AT_START, Source, Start
 from airflow_provider_cdc.sources.api.window import DELTA_SCHEMA, TrackedTable
 from tests.contract.databases import Database
 

@@ -17,7 +17,7 @@ import pymysql
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.tables.table import TableName
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer
 from tests.soon import soon

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
-from airflow_provider_cdc.sources.api.log import AT_START, Start
+from airflow_provider_cdc.sources.api.source import AT_START, Start
 from airflow_provider_cdc.sources.api.window import CHANGE_SCHEMA, TrackedTable
 from tests.contract.begun import Begin, Begun, sent
 from tests.contract.databases import Database

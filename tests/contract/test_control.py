@@ -20,8 +20,8 @@ from airflow_provider_cdc.core.options.run import LimitOptions
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, RunStopped
 from airflow_provider_cdc.jobs.runtime import controller
-from airflow_provider_cdc.sources.api.planning import check_load
 from airflow_provider_cdc.sources.api.registry import open_source
+from airflow_provider_cdc.sources.api.source import check_load
 from harness.pipeline import Pipeline, published_counts
 from harness.s3_server import s3_environment
 from tests.contract.databases import Database, Row

@@ -21,8 +21,8 @@ from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import PreflightError, ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes.filter_images import copied, decode_published, selected_changes
 from airflow_provider_cdc.lake import read_latest
-from airflow_provider_cdc.sources.api.log import AT_START, Start
 from airflow_provider_cdc.sources.api.registry import open_source
+from airflow_provider_cdc.sources.api.source import AT_START, Start
 from airflow_provider_cdc.sources.api.window import DELTA_SCHEMA
 from airflow_provider_cdc.sources.planning.selections import select
 from harness.pipeline import Pipeline, published, published_counts

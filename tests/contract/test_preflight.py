@@ -24,9 +24,8 @@ from airflow_provider_cdc.errors import (
     TerminalError,
     TransientError,
 )
-from airflow_provider_cdc.sources.api.log import AT_START, Start
 from airflow_provider_cdc.sources.api.registry import open_source
-from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.api.source import AT_START, Source, Start
 from tests.contract.begun import LOCK, RUN_ID, Begin, sent, written
 from tests.contract.databases import PASSWORD, Database
 from tests.soon import soon

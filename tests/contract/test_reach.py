@@ -11,9 +11,8 @@ from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.errors import ConfigurationError, SourceUnavailable
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import open_source
-from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.api.source import ConnectionSettings, Source
 from harness.server_process import free_port
 from tests.contract.databases import Database
 

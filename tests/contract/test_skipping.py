@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.errors import PreflightError, ValueNotRepresentable
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from harness.pipeline import Pipeline, published_counts
 from tests.conftest import MysqlFactory
 from tests.contract.databases import Database

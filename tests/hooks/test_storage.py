@@ -17,7 +17,7 @@ from airflow_provider_cdc.hooks.storage import storage_access, storage_settings
 from airflow_provider_cdc.jobs.runtime.driver import storage_from_environment, to_environment
 from airflow_provider_cdc.sinks.iceberg.catalog import properties_of
 from airflow_provider_cdc.sinks.registry import CatalogSettings
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 
 Connect = Callable[..., None]
 SOURCE = ConnectionSettings("mysql", "db.example", 3306, "reader", "p")

@@ -26,10 +26,7 @@ from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.chunk import Chunk, partition
 from airflow_provider_cdc.core.tables.table import Column, Parts, Table, TableName, whole_tables
 from airflow_provider_cdc.errors import Problem
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.log import AT_START, Start
-from airflow_provider_cdc.sources.api.planning import Runway
-from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.api.source import AT_START, ConnectionSettings, Runway, Source, Start
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.api.window import (
     CHANGE_SCHEMA,

@@ -14,7 +14,7 @@ from pathlib import Path
 from airflow_provider_cdc.jobs.runtime.driver import settings_from_environment
 from airflow_provider_cdc.jobs.runtime.session import open_session
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 
 
 @dataclass(frozen=True)

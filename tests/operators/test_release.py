@@ -33,7 +33,7 @@ from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from airflow_provider_cdc.operators.spark.launchers.client.launcher import ClientLauncher
 from airflow_provider_cdc.sources.postgres import PostgresSource
-from airflow_provider_cdc.sources.postgres.slots import transaction_waits
+from airflow_provider_cdc.sources.postgres.slots import waits
 from harness.postgres_server import PostgresServer
 from tests.runs import commit, manifest_of, publish
 from tests.sources.postgres.log.reading import settings as settings_of
@@ -392,7 +392,7 @@ def recording(source: PostgresSource, target: Any) -> LockAndRecordOperator:
     )
 
 
-@pytest.mark.parametrize(("module", "name"), [(transaction_waits, "wait_until_visible"), (Run, "create")])
+@pytest.mark.parametrize(("module", "name"), [(waits, "wait_until_visible"), (Run, "create")])
 def test_of_two_tries_one_slot_is_left_and_both_tell_its_position(
     postgres: PostgresServer, source: PostgresSource, context: Any, tmp_path: Any, module: Any, name: str
 ) -> None:
@@ -425,7 +425,7 @@ def test_a_kill_while_the_position_is_recorded_leaves_no_slot(
     operator = recording(source, tmp_path)
     operator.on_kill()
     # Airflow calls it from a signal handler, which interrupts the task at any point.
-    settle = "airflow_provider_cdc.sources.postgres.slots.transaction_waits.wait_until_visible"
+    settle = "airflow_provider_cdc.sources.postgres.slots.waits.wait_until_visible"
     seen: list[int] = []
 
     def be_killed(*arguments: Any) -> None:

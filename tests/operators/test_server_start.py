@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from airflow_provider_cdc.errors import SourceUnavailable
-from airflow_provider_cdc.operators import server_start
-from airflow_provider_cdc.operators.server_start import wait_until_started
+from airflow_provider_cdc.operators.planning import planner
+from airflow_provider_cdc.operators.planning.planner import wait_until_started
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from tests.conftest import PostgresFactory
 from tests.soon import soon
@@ -21,7 +21,7 @@ def test_a_server_that_restarts_is_waited_for_and_one_that_is_not_there_is_not(
 ) -> None:
     server = postgres_factory()
     source = PostgresSource(settings_of(server, "postgres"))
-    monkeypatch.setattr(server_start, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(planner, "_POLL_SECONDS", 0.05)
 
     def is_starting() -> bool:
         try:

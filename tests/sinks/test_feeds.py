@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_cdc.core.run.feed import Feed, feed_schema
+from airflow_provider_cdc.core.run.commit_record import Feed, feed_schema
 from airflow_provider_cdc.core.run.manifest import INSERT
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import TableName, folder_name

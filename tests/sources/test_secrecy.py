@@ -12,7 +12,7 @@ from urllib.parse import quote, quote_plus
 import pytest
 
 from airflow_provider_cdc.errors import CdcError
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.server import session as mysql_session
 from airflow_provider_cdc.sources.postgres.server import session as postgres_session
 from tests.sources.lying_server import Peer, lying_server

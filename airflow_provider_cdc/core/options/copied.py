@@ -10,15 +10,20 @@ from typing import Annotated
 import msgspec
 
 from airflow_provider_cdc.core.options.declare import (
+    BY_NAME,
     COLUMNS,
     CONDITION,
     CONNECTION_OR_EMPTY,
     COUNT_OR_NONE,
+    FIRST_SHARD,
     FLAG,
+    FORMATS,
     LAYOUT,
+    LIST,
     PARTITION_KEY,
     PATTERNS,
     TABLE_TEMPLATE,
+    TEXT,
     URI,
     URI_OR_EMPTY,
     Accepted,
@@ -28,7 +33,6 @@ from airflow_provider_cdc.core.options.declare import (
     one_of,
     option,
 )
-from airflow_provider_cdc.core.options.words import BY_NAME, FIRST_SHARD, FORMATS, LIST, TEXT
 
 _SHARDS = replace(PATTERNS, what="a list of tables; or null", plain=lambda value: list(value or ()))
 _TABLES = replace(COLUMNS, what="a list of tables")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from airflow_provider_cdc.core.options.arguments import of
+from airflow_provider_cdc.core.options.declare import BY_NAME as BY_NAME
 from airflow_provider_cdc.core.options.declare import (
     CONNECTION,
     CONNECTION_OR_EMPTY,
@@ -15,12 +16,11 @@ from airflow_provider_cdc.core.options.declare import (
     URI_OR_EMPTY,
     option,
 )
-from airflow_provider_cdc.core.options.words import BY_NAME as BY_NAME
-from airflow_provider_cdc.core.options.words import FORMATS as FORMATS
-from airflow_provider_cdc.core.options.words import NEW_COLUMN as NEW_COLUMN
-from airflow_provider_cdc.core.options.words import ORIGIN_IN_KEY as ORIGIN_IN_KEY
-from airflow_provider_cdc.core.options.words import REPLACE as REPLACE
-from airflow_provider_cdc.core.options.words import STOP as STOP
+from airflow_provider_cdc.core.options.declare import FORMATS as FORMATS
+from airflow_provider_cdc.core.options.declare import NEW_COLUMN as NEW_COLUMN
+from airflow_provider_cdc.core.options.declare import ORIGIN_IN_KEY as ORIGIN_IN_KEY
+from airflow_provider_cdc.core.options.declare import REPLACE as REPLACE
+from airflow_provider_cdc.core.options.declare import STOP as STOP
 
 
 @dataclass(frozen=True)

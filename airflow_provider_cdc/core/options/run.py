@@ -11,28 +11,42 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_provider_cdc.core.options.arguments import declared, of, options_by_name
-from airflow_provider_cdc.core.options.declare import made_of
-from airflow_provider_cdc.core.options.feeds import FeedOptions
+from airflow_provider_cdc.core.options.declare import ALLOW as ALLOW
+from airflow_provider_cdc.core.options.declare import AUTO as AUTO
+from airflow_provider_cdc.core.options.declare import BEGIN_ANEW as BEGIN_ANEW
+from airflow_provider_cdc.core.options.declare import CHANGES as CHANGES
+from airflow_provider_cdc.core.options.declare import CONSISTENCIES as CONSISTENCIES
+from airflow_provider_cdc.core.options.declare import FAIL as FAIL
+from airflow_provider_cdc.core.options.declare import FULL as FULL
+from airflow_provider_cdc.core.options.declare import GIVE_UP_PAST as GIVE_UP_PAST
+from airflow_provider_cdc.core.options.declare import LIST as LIST
+from airflow_provider_cdc.core.options.declare import OFF as OFF
+from airflow_provider_cdc.core.options.declare import PRESENT as PRESENT
+from airflow_provider_cdc.core.options.declare import SKIP, made_of
+from airflow_provider_cdc.core.options.declare import STOP as STOP
+from airflow_provider_cdc.core.options.declare import TEXT as TEXT
+from airflow_provider_cdc.core.options.declare import UNREPRESENTABLE as UNREPRESENTABLE
+from airflow_provider_cdc.core.options.declare import WAIT as WAIT
 from airflow_provider_cdc.core.options.flat import with_tables
 from airflow_provider_cdc.core.options.lake import LakeOptions, MergeOptions
 from airflow_provider_cdc.core.options.running import THRESHOLDS as THRESHOLDS
-from airflow_provider_cdc.core.options.words import ALLOW as ALLOW
-from airflow_provider_cdc.core.options.words import AUTO as AUTO
-from airflow_provider_cdc.core.options.words import CHANGES as CHANGES
-from airflow_provider_cdc.core.options.words import CONSISTENCIES as CONSISTENCIES
-from airflow_provider_cdc.core.options.words import FAIL as FAIL
-from airflow_provider_cdc.core.options.words import FULL as FULL
-from airflow_provider_cdc.core.options.words import GIVE_UP_PAST as GIVE_UP_PAST
-from airflow_provider_cdc.core.options.words import LIST as LIST
-from airflow_provider_cdc.core.options.words import OFF as OFF
-from airflow_provider_cdc.core.options.words import PRESENT as PRESENT
-from airflow_provider_cdc.core.options.words import SKIP
-from airflow_provider_cdc.core.options.words import STOP as STOP
-from airflow_provider_cdc.core.options.words import TEXT as TEXT
-from airflow_provider_cdc.core.options.words import UNREPRESENTABLE as UNREPRESENTABLE
-from airflow_provider_cdc.core.options.words import WAIT as WAIT
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
+
+# The options for change feeds. `core.options.run.StepOptions` includes them.
+
+
+@dataclass(frozen=True)
+class FeedOptions:
+    """What a run with the option ``changes`` does if the changes of a table cannot be published without a gap."""
+
+    on_feed_gap: str = of("on_feed_gap")
+
+    @property
+    def begins_anew(self) -> bool:
+        """Whether a table whose changes cannot be published without a gap is copied without changes."""
+        return self.on_feed_gap == BEGIN_ANEW
+
 
 # The options of the short lock.
 

@@ -228,8 +228,8 @@ class Basis:
     ``record`` is the name of the record with the files of the tables that were read together. ``ended`` is an end of
     the log after the end of the read, and ``incarnation`` is the incarnation of the server
     (`ChunkReader.wait_until_durable`) then. ``nulled`` has the number of values of each column that became null. If the
-    table was altered after the read and is carried over the change (`jobs.restart.carry`), ``table`` is the table as it
-    was read.
+    table was altered after the read and is carried over the change (`jobs.restart.altered`), ``table`` is the table as
+    it was read.
     """
 
     record: str

@@ -29,10 +29,12 @@ from airflow_provider_cdc.core.run.ledger import (
     Extracted,
     FilesCommitted,
     Ledger,
+    Link,
     Moved,
     PieceTaken,
     ReadsEnded,
     State,
+    spooling_identity,
 )
 from airflow_provider_cdc.core.run.manifest import Manifest
 from airflow_provider_cdc.core.run.results import (
@@ -45,7 +47,6 @@ from airflow_provider_cdc.core.run.results import (
     Told,
 )
 from airflow_provider_cdc.core.run.results import FILE as TOLD
-from airflow_provider_cdc.core.run.spool_chain import Link, spooling_identity
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.uri import LakeUri

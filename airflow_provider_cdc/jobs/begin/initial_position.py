@@ -26,9 +26,8 @@ from airflow_provider_cdc.core.tables.selection import Selection
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, LogGone, SourceReplaced
 from airflow_provider_cdc.jobs.begin.base_selection import bases_of, with_known_of_bases
-from airflow_provider_cdc.jobs.begin.fit import with_merged_names, with_shards
 from airflow_provider_cdc.jobs.begin.history_of_run import histories_of
-from airflow_provider_cdc.jobs.begin.preparation import prepare_places, run_tables
+from airflow_provider_cdc.jobs.begin.preparation import prepare_places, run_tables, with_merged_names, with_shards
 from airflow_provider_cdc.sinks.base import Sink
 from airflow_provider_cdc.sources.api.source import Source
 

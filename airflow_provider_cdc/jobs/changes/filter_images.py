@@ -152,7 +152,7 @@ def _array(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
 
 
-# Turns row images in recorded pieces of the log into images of the present tables (`jobs.restart.carry`).
+# Turns row images in recorded pieces of the log into images of the present tables (`jobs.restart.altered`).
 
 
 _ROWS = 16_384

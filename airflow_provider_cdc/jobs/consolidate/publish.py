@@ -18,8 +18,8 @@ from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.step import sink_of
 from airflow_provider_cdc.sinks.base import Publication, PublishedCopy, TableChange
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import open_source
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 
 # Calls to the source after publication: release the slot, record the copies, advance the standing slot.
 

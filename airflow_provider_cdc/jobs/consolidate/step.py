@@ -43,8 +43,7 @@ from airflow_provider_cdc.jobs.certificate.scrub import scrub
 from airflow_provider_cdc.jobs.changes.net_change_files import NetChangeFiles, bucket_ranges
 from airflow_provider_cdc.jobs.consolidate.publish import publish, record_copies, release_past, release_slot
 from airflow_provider_cdc.jobs.consolidate.remove_old_copies import check_own_copies, prune_old_copies
-from airflow_provider_cdc.jobs.extract_delta.change_feed import stage_feeds
-from airflow_provider_cdc.jobs.extract_delta.feed_gaps import feed_gaps, gaps_of_latest, say_feed_gaps
+from airflow_provider_cdc.jobs.extract_delta.change_feed import feed_gaps, gaps_of_latest, say_feed_gaps, stage_feeds
 from airflow_provider_cdc.jobs.extract_delta.step import read_net_change
 from airflow_provider_cdc.jobs.extract_delta.window_changes import read_changes
 from airflow_provider_cdc.jobs.reads.table_files import read_table_files
@@ -58,8 +57,8 @@ from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.runtime.verify_files import Checked, require_whole
 from airflow_provider_cdc.jobs.shards.collisions import check_collisions
 from airflow_provider_cdc.jobs.snapshot.reread_passes import read_record
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import open_source
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import BUCKETS
 
 FILES = "commit/files"

@@ -44,8 +44,16 @@ from airflow_provider_cdc.jobs.reads.table_files import read_table_files
 from airflow_provider_cdc.jobs.restart.altered import altered_table, described, look_for_altered, may_restart
 from airflow_provider_cdc.jobs.restart.move import restart_run
 from airflow_provider_cdc.jobs.runtime.controller import paused_seconds
-from airflow_provider_cdc.jobs.runtime.piece_progress import SEGMENTS, PartPiece, PieceWatch, forget, piece_of_segment
-from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, log
+from airflow_provider_cdc.jobs.runtime.progress import (
+    SEGMENTS,
+    PartPiece,
+    PieceWatch,
+    Progress,
+    ProgressFile,
+    forget,
+    log,
+    piece_of_segment,
+)
 from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.skipped import log_skipped
 from airflow_provider_cdc.jobs.runtime.source_watch import SourceWatch
@@ -54,7 +62,7 @@ from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.runtime.verify_files import Checked, require_whole, without_damaged
 from airflow_provider_cdc.jobs.snapshot.reread_passes import read_record as read_again_record
 from airflow_provider_cdc.jobs.snapshot.step import read_tables
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import BUCKETS, LogSegment, UpperBound
 
 COMPOSE_BYTES = 256 * 2**20

@@ -8,9 +8,9 @@ from functools import partial
 
 from airflow_provider_cdc.core.positions.as_of import reaches
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
+from airflow_provider_cdc.core.run.ledger import Link
 from airflow_provider_cdc.core.run.manifest import Manifest
 from airflow_provider_cdc.core.run.results import SnapshotResult
-from airflow_provider_cdc.core.run.spool_chain import Link
 from airflow_provider_cdc.core.tables.value_range import ValueRange
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import LogGone, SchemaChanged
@@ -23,8 +23,7 @@ from airflow_provider_cdc.jobs.restart.altered import may_restart
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.step import Step
-from airflow_provider_cdc.sources.api.log import Start
-from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.api.source import Source, Start
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
 
 PLAN = "delta/plan.json"

@@ -16,8 +16,8 @@ from functools import cached_property, partial
 
 from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
+from airflow_provider_cdc.core.run.ledger import SPOOL, Link, reaching
 from airflow_provider_cdc.core.run.manifest import RunTable
-from airflow_provider_cdc.core.run.spool_chain import SPOOL, Link, reaching
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.tables.table import Column, Table
 from airflow_provider_cdc.counted import format_count
@@ -29,8 +29,7 @@ from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.runtime.verify_files import Checked, require_whole
-from airflow_provider_cdc.sources.api.log import AT_START, Start
-from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.api.source import AT_START, Source, Start
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable, UpperBound
 
 NAME = "spool"

@@ -14,7 +14,7 @@ from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.filter_images import CarriedImages, selected_changes
-from airflow_provider_cdc.jobs.runtime.piece_progress import UnderWay, piece_of_segment
+from airflow_provider_cdc.jobs.runtime.progress import UnderWay, piece_of_segment
 from airflow_provider_cdc.jobs.runtime.skipped import reason, table_of
 from airflow_provider_cdc.jobs.runtime.turn import GivenUp, ReadTurn
 from airflow_provider_cdc.sources.api.source import Source

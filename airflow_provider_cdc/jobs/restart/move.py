@@ -20,6 +20,7 @@ from functools import partial
 from airflow_provider_cdc.core.copies.plan_checks import BEGINS_ANEW
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.positions.as_of import reaches
+from airflow_provider_cdc.core.run.ledger import Link
 from airflow_provider_cdc.core.run.manifest import (
     Basis,
     FeedGap,
@@ -32,7 +33,6 @@ from airflow_provider_cdc.core.run.manifest import (
 )
 from airflow_provider_cdc.core.run.results import Nulled
 from airflow_provider_cdc.core.run.run import Run, RunRestarted
-from airflow_provider_cdc.core.run.spool_chain import Link
 from airflow_provider_cdc.core.shards.copy_tables import skip_whole_merged_tables, with_merged
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
@@ -46,12 +46,18 @@ from airflow_provider_cdc.errors import (
     TerminalError,
 )
 from airflow_provider_cdc.jobs.begin.base_selection import bases_of, with_known_of_bases
-from airflow_provider_cdc.jobs.begin.fit import with_shards
-from airflow_provider_cdc.jobs.begin.preparation import lake_format
+from airflow_provider_cdc.jobs.begin.preparation import lake_format, with_shards
 from airflow_provider_cdc.jobs.log.log import RunLog, logs_of
 from airflow_provider_cdc.jobs.reads.table_files import ReadFiles, write_record
-from airflow_provider_cdc.jobs.restart.altered import altered_table, described, must_be_rolled, named
-from airflow_provider_cdc.jobs.restart.carry import carried_tables, may_be_carried, say_read_again
+from airflow_provider_cdc.jobs.restart.altered import (
+    altered_table,
+    carried_tables,
+    described,
+    may_be_carried,
+    must_be_rolled,
+    named,
+    say_read_again,
+)
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.step import Step

@@ -20,7 +20,8 @@ from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.run.table_files import table_files
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables import row_bytes
-from airflow_provider_cdc.jobs.apply.rewind import RewindOutcome
+from airflow_provider_cdc.jobs.apply.key_ranges import Range
+from airflow_provider_cdc.jobs.apply.rewind import Rewind, RewindOutcome
 from airflow_provider_cdc.jobs.apply.rolled_file import RolledFile
 from airflow_provider_cdc.jobs.apply.touched_rows import BoolArray, has_one_pattern
 from airflow_provider_cdc.jobs.runtime.step import Step
@@ -297,3 +298,32 @@ def _held(pieces: Iterator[pa.Table]) -> Iterator[pa.Table]:
             together = []
     if together:
         yield pa.concat_tables(together)
+
+
+# Orders for tasks that roll copies forward.
+
+
+@dataclass(frozen=True)
+class Target:
+    """A file into which rows are written. ``file`` is a file of the base copy, or None for a new file. The added rows
+    whose keys are in ``range`` are written into this file. If ``range`` is None, no rows are added."""
+
+    file: StagedFile | None
+    range: Range | None
+
+
+@dataclass(frozen=True)
+class Roll:
+    """An order: remove the touched rows from the target files of one table, and add the rows that belong in these
+    files.
+
+    If touched rows were read again, the added rows come from ``layers``, the lowest layer first. Otherwise, ``layers``
+    is None."""
+
+    table: int
+    targets: tuple[Target, ...]
+    layers: tuple[Rewind, ...] | None = None
+
+    @property
+    def bytes(self) -> int:
+        return sum(target.file.bytes for target in self.targets if target.file is not None)

@@ -30,8 +30,7 @@ from airflow_provider_cdc.jobs.apply.key_ranges import Bound, Range, after, divi
 from airflow_provider_cdc.jobs.apply.rewind import Rewind, RewindOutcome
 from airflow_provider_cdc.jobs.apply.rolled_file import DAMAGED, FOREIGN
 from airflow_provider_cdc.jobs.changes.net_change_files import NetChangeFiles
-from airflow_provider_cdc.jobs.roll_forward.merge import SMALL_BYTES, is_small_versions, merge_versions
-from airflow_provider_cdc.jobs.roll_forward.orders import Roll, Target
+from airflow_provider_cdc.jobs.roll_forward.merge import SMALL_BYTES, Roll, Target, is_small_versions, merge_versions
 from airflow_provider_cdc.jobs.roll_forward.task import RollTask
 from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, log
 from airflow_provider_cdc.jobs.runtime.step import Step

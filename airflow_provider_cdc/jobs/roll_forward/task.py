@@ -34,7 +34,7 @@ from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.run.table_files import TableFileWriter, table_files
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables import row_bytes
-from airflow_provider_cdc.core.tables.plain_value import plain_value
+from airflow_provider_cdc.core.tables.published import plain_value
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import CopyMismatch, ValueNotRepresentable
 from airflow_provider_cdc.jobs.apply.key_ranges import Range, group_ranges
@@ -51,11 +51,11 @@ from airflow_provider_cdc.jobs.roll_forward.merge import (
     Images,
     Left,
     Place,
+    Roll,
     differing,
     parts,
     sorted_rows,
 )
-from airflow_provider_cdc.jobs.roll_forward.orders import Roll
 from airflow_provider_cdc.jobs.runtime.skipped import reason
 from airflow_provider_cdc.sources.api.source import Source
 

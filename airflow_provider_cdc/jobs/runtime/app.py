@@ -31,7 +31,7 @@ from airflow_provider_cdc.jobs.runtime.java_errors import hint_for, last_cause
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.retry import is_transient
 from airflow_provider_cdc.jobs.runtime.session import open_session
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 
 TRANSIENT, TERMINAL = 1, 2
 """Exit codes. A retry may help after `TRANSIENT`, and cannot help after `TERMINAL`."""

@@ -20,7 +20,7 @@ from typing import TypeVar
 from airflow_provider_cdc.core.storage.uri import StorageSettings, current
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sinks.registry import CatalogSettings
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 
 Settings = TypeVar("Settings", ConnectionSettings, CatalogSettings, StorageSettings)
 

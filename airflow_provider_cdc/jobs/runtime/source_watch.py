@@ -14,7 +14,7 @@ from airflow_provider_cdc.counted import duration
 from airflow_provider_cdc.errors import RunwayTooShort, TransientError
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.step import Step
-from airflow_provider_cdc.sources.api.log import NeededLog
+from airflow_provider_cdc.sources.api.source import NeededLog
 
 # Predicts whether the source removes the log that a run needs before the run has read it.
 #

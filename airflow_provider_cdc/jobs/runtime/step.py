@@ -34,9 +34,8 @@ from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.sinks.base import Sink
 from airflow_provider_cdc.sinks.registry import sink_of_run
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import open_source
-from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.api.source import ConnectionSettings, Source
 
 Order = TypeVar("Order")
 DoneOrder = TypeVar("DoneOrder", bound="Done")

@@ -22,7 +22,7 @@ from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.shards.copy_tables import CopyTables, copies_of
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables import row_bytes
-from airflow_provider_cdc.core.tables.plain_value import plain_value
+from airflow_provider_cdc.core.tables.published import plain_value
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import KeysCollide
 from airflow_provider_cdc.jobs.apply.key_ranges import Bound, Range, group_extent

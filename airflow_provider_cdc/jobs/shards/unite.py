@@ -57,7 +57,7 @@ from airflow_provider_cdc.jobs.shards.members import (
 )
 from airflow_provider_cdc.sinks.base import Publication, PublishedCopy, Sink, TableChange
 from airflow_provider_cdc.sinks.registry import open_sink
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 
 # Removes the copies of earlier unions (option ``keep``), and the records of unions that have no copies any more.
 

@@ -1,7 +1,7 @@
 """Notes where the log ends when the last part of a table has been read.
 
 A schema change that lies in the log after this end comes after the read. So the rows of the read can be carried over it
-(`jobs.restart.carry`). It does not matter how late the end is noted: a later end only makes fewer schema changes fit.
+(`jobs.restart.altered`). It does not matter how late the end is noted: a later end only makes fewer schema changes fit.
 """
 
 from __future__ import annotations

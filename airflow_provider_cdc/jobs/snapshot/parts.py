@@ -19,8 +19,7 @@ from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.core.tables.value_range import ValueRange
 from airflow_provider_cdc.errors import CopyMismatch, naming
-from airflow_provider_cdc.jobs.runtime.piece_progress import PARTS, PartPiece
-from airflow_provider_cdc.jobs.runtime.progress import log
+from airflow_provider_cdc.jobs.runtime.progress import PARTS, PartPiece, log
 from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.sources.api.source import Source
 

@@ -7,7 +7,7 @@ import socket
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from airflow_provider_cdc.core.options.run import LockPolicy
@@ -15,19 +15,19 @@ from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.run.table_files import table_files
+from airflow_provider_cdc.core.run.timeline import Bar, write_timeline
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.tables.published import published_columns
-from airflow_provider_cdc.errors import SourceUnavailable
+from airflow_provider_cdc.errors import CdcError, SourceUnavailable
 from airflow_provider_cdc.jobs.changes.filter_images import copied
 from airflow_provider_cdc.jobs.reads.table_files import ReadFiles, Unit
 from airflow_provider_cdc.jobs.reads.unrepresentable_rows import OddRow, check_count, noted
-from airflow_provider_cdc.jobs.runtime.piece_progress import UnderWay
-from airflow_provider_cdc.jobs.runtime.progress import log
+from airflow_provider_cdc.jobs.runtime.progress import UnderWay, log
 from airflow_provider_cdc.jobs.runtime.skipped import TABLE_ERRORS, reason
+from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.runtime.turn import GivenUp, ReadTurn
 from airflow_provider_cdc.jobs.snapshot.parts import Extent, KeyExtents, Part, check_key_order, piece_of_part
-from airflow_provider_cdc.sources.api.reading import ChunkReader
-from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.api.source import ChunkReader, Source
 
 DONE = "chunks/done"
 
@@ -272,3 +272,19 @@ def _files(entry: RunTable, parts: Sequence[Part], done: Mapping[int, PartRecord
         return ReadFiles(tuple(files), uppers.pop(), tuple(odd))
     units = tuple(Unit(part.within, done[part.number].upper) for part in parts if part.within is not None)
     return ReadFiles(tuple(files), "", tuple(odd), units)
+
+
+# Writes the timeline of the reads, which the report shows.
+
+
+def note_timeline(step: Step, parts: Sequence[Part], done: Mapping[int, PartRecord]) -> None:
+    """Write one bar for each part that was read."""
+    read = ((str(step.tables[part.table].table.name), part, done[part.number]) for part in parts if part.number in done)
+    bars = [
+        Bar(name, part.number, record.lane, record.began, record.seconds, record.rows, record.bytes)
+        for name, part, record in read
+        if record.began
+    ]
+    # The timeline is only for the report, so a failure to write it does not fail the step.
+    with suppress(CdcError, OSError):
+        write_timeline(step.folder, bars)

@@ -24,8 +24,7 @@ from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.filter_images import copied
 from airflow_provider_cdc.jobs.runtime.skipped import reason
 from airflow_provider_cdc.jobs.runtime.turn import ReadTurn
-from airflow_provider_cdc.sources.api.reading import KeyReader
-from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.api.source import KeyReader, Source
 from airflow_provider_cdc.sources.api.unrepresentable import naming_key
 
 LOOKUP_KEYS = 1000

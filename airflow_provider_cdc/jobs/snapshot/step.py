@@ -31,8 +31,16 @@ from airflow_provider_cdc.jobs.reads.table_files import (
 from airflow_provider_cdc.jobs.restart.altered import look_for_altered, may_restart, note_altered
 from airflow_provider_cdc.jobs.restart.move import restart_run
 from airflow_provider_cdc.jobs.runtime import controller
-from airflow_provider_cdc.jobs.runtime.piece_progress import PARTS, PartPiece, PieceWatch, forget
-from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, log, table
+from airflow_provider_cdc.jobs.runtime.progress import (
+    PARTS,
+    PartPiece,
+    PieceWatch,
+    Progress,
+    ProgressFile,
+    forget,
+    log,
+    table,
+)
 from airflow_provider_cdc.jobs.runtime.retry import RetryBudget, retry
 from airflow_provider_cdc.jobs.runtime.skipped import add_nulled, check_some_left, log_nulled, log_skipped
 from airflow_provider_cdc.jobs.runtime.source_watch import SourceWatch
@@ -40,7 +48,6 @@ from airflow_provider_cdc.jobs.runtime.step import Plan, Step, run_step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.runtime.verify_files import without_damaged
 from airflow_provider_cdc.jobs.snapshot.ends_of_reads import EndsOfReads
-from airflow_provider_cdc.jobs.snapshot.note_timeline import note_timeline
 from airflow_provider_cdc.jobs.snapshot.parts import Extent, Part, bundle, check_key_order, cut, piece_of_part
 from airflow_provider_cdc.jobs.snapshot.read_part import (
     DONE,
@@ -48,12 +55,12 @@ from airflow_provider_cdc.jobs.snapshot.read_part import (
     ReadPart,
     drop_half_read,
     files_by_table,
+    note_timeline,
     tell_wholes,
 )
 from airflow_provider_cdc.jobs.snapshot.reread_passes import SeenRows, read_again, write_again
 from airflow_provider_cdc.jobs.spool.spooler import pause_spool, spooled
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.api.source import ConnectionSettings, Source
 from airflow_provider_cdc.sources.api.window import UpperBound
 from airflow_provider_cdc.sources.planning.selections import check_still
 

@@ -40,7 +40,7 @@ from airflow_provider_cdc.jobs.verify.request import (
 from airflow_provider_cdc.jobs.verify.rows import RowsToRead, Sample, cut, draw
 from airflow_provider_cdc.jobs.verify.source_run import SourceRun, TableRows, text_without_hint
 from airflow_provider_cdc.jobs.verify.touched_keys import CopyOfRun
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 
 _WAIT_SECONDS = 1.0
 _MERGED = (

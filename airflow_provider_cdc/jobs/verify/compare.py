@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.core.digest.digest import Digest, UInt64s, row_hashes
 from airflow_provider_cdc.core.kernels import Int64s, kernel
 from airflow_provider_cdc.core.tables import row_bytes
-from airflow_provider_cdc.core.tables.plain_value import plain_value
+from airflow_provider_cdc.core.tables.published import plain_value
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.verify.request import Difference
 from airflow_provider_cdc.jobs.verify.rows import RangeRows, RowsToRead

@@ -38,9 +38,8 @@ from airflow_provider_cdc.jobs.snapshot.parts import Part, plan_parts
 from airflow_provider_cdc.jobs.snapshot.step import PLAN, snapshot
 from airflow_provider_cdc.jobs.verify.rows import LeftOut, RangeRows, Sample
 from airflow_provider_cdc.jobs.verify.touched_keys import CopyOfRun, touched_since, with_log_since
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import open_source
-from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.api.source import ConnectionSettings, Source
 from airflow_provider_cdc.sources.planning.patterns import exactly
 from airflow_provider_cdc.sources.planning.point import late_problems
 from airflow_provider_cdc.sources.planning.selections import requested, select

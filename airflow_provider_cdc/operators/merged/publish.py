@@ -38,7 +38,7 @@ from airflow_provider_cdc.operators.spark.step import SparkStepOperator, dag_run
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.report.facts import Failed
 from airflow_provider_cdc.report.merged import write_union, write_union_failure
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

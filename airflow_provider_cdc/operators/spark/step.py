@@ -31,7 +31,7 @@ from airflow_provider_cdc.operators.task_errors import airflow_error, failing
 from airflow_provider_cdc.report.facts import DagRunName, Failed
 from airflow_provider_cdc.report.page import write_failure
 from airflow_provider_cdc.sinks.registry import CatalogSettings
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 
 if TYPE_CHECKING:
     from airflow.sdk import Context, XComArg

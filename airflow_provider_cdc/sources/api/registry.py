@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_cdc.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-    from airflow_provider_cdc.sources.api.source import Source
+    from airflow_provider_cdc.sources.api.source import ConnectionSettings, Source
 
 Field = Mapping[str, Any]
 """A field of the connection form, in the format of Airflow's ``provider_info.schema.json``."""

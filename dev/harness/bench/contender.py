@@ -24,7 +24,7 @@ from typing import Any, Self
 import psycopg
 import pymysql
 
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from harness.bench.processes import TreeMemory, cpu_seconds
 from harness.errors import HarnessError
 from harness.mysql_server import MysqlServer

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from airflow_provider_cdc.core.tables.table import Table
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import open_source
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.decode.rows import open_rows
 from harness.bench.contender import Address
 from harness.bench.postgres_tables import ensure_table

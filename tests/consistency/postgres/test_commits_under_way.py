@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.jobs.snapshot import reread_passes
 from airflow_provider_cdc.sources.postgres import PostgresSource
-from airflow_provider_cdc.sources.postgres.slots import transaction_waits
+from airflow_provider_cdc.sources.postgres.slots import waits
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_server import PostgresServer
 from tests.consistency.postgres.held import HeldSession, held_session
@@ -114,7 +114,7 @@ def let_go(monkeypatch: pytest.MonkeyPatch) -> Callable[[HeldSession], None]:
     """Lets a commit go on one second after the run has begun to wait for it."""
 
     def arrange(held: HeldSession) -> None:
-        settle = transaction_waits.wait_until_visible
+        settle = waits.wait_until_visible
 
         def settling(*arguments: Any) -> None:
             later = threading.Timer(1, held.let_go)
@@ -122,7 +122,7 @@ def let_go(monkeypatch: pytest.MonkeyPatch) -> Callable[[HeldSession], None]:
             settle(*arguments)
             later.join()
 
-        monkeypatch.setattr(transaction_waits, "wait_until_visible", settling)
+        monkeypatch.setattr(waits, "wait_until_visible", settling)
 
     return arrange
 

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.errors import CdcError, ExactnessError, LogGone, SchemaChanged
 from airflow_provider_cdc.sources.api.window import UpperBound
 from airflow_provider_cdc.sources.postgres import PostgresSource
-from airflow_provider_cdc.sources.postgres.slots import transaction_waits
+from airflow_provider_cdc.sources.postgres.slots import waits
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_server import PostgresServer
 from tests.consistency.acting import WHEN, run_through
@@ -252,7 +252,7 @@ def test_what_the_log_goes_by_and_nobody_sees_yet_stops_the_run(
     run.record()
     ((publication,),) = own_server.query("SELECT pubname FROM pg_publication")
     statement, error = UNSEEN[what]
-    settle, bound = transaction_waits.wait_until_visible, PostgresSource.bound_reads
+    settle, bound = waits.wait_until_visible, PostgresSource.bound_reads
 
     def answering(*arguments: Any) -> None:
         # The standby answers again only after the run has begun to wait for it.
@@ -273,7 +273,7 @@ def test_what_the_log_goes_by_and_nobody_sees_yet_stops_the_run(
             altered.append(pool.submit(altering.execute, statement.format(publication=publication).encode()))
             wait_for(own_server, "wait_event = 'SyncRep'")
             writing.execute("UPDATE shop.orders SET amount = 77 WHERE id = 7")
-            monkeypatch.setattr(transaction_waits, "wait_until_visible", answering)
+            monkeypatch.setattr(waits, "wait_until_visible", answering)
             return bound(source)
 
         def read_all_and_the_log() -> None:

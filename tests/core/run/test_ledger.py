@@ -22,6 +22,7 @@ from airflow_provider_cdc.core.run.ledger import (
     Extracted,
     FilesCommitted,
     Ledger,
+    Link,
     Moved,
     PieceTaken,
     ReadsEnded,
@@ -30,7 +31,6 @@ from airflow_provider_cdc.core.run.ledger import (
 from airflow_provider_cdc.core.run.manifest import Manifest, RunStart, RunTable
 from airflow_provider_cdc.core.run.results import DeltaResult
 from airflow_provider_cdc.core.run.run import Run, RunRestarted
-from airflow_provider_cdc.core.run.spool_chain import Link
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import ManifestError, StorageUnavailable

@@ -15,7 +15,7 @@ from airflow_provider_cdc.core.run.results import SnapshotResult
 from airflow_provider_cdc.errors import ConfigurationError, SchemaChanged, SourceUnavailable, naming
 from airflow_provider_cdc.jobs.runtime import app
 from airflow_provider_cdc.jobs.runtime.driver import check_pyspark, settings_from_environment, to_environment
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from tests.jobs.conftest import MakeRunner
 from tests.jobs.history_source import HistorySource, random_history
 from tests.runs import snapshot_result

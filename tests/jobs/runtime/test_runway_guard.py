@@ -14,7 +14,7 @@ from airflow_provider_cdc.jobs.runtime import source_watch
 from airflow_provider_cdc.jobs.runtime import source_watch as runway_guard
 from airflow_provider_cdc.jobs.runtime.source_watch import RunwayGuard
 from airflow_provider_cdc.jobs.runtime.step import Step
-from airflow_provider_cdc.sources.api.log import NeededLog
+from airflow_provider_cdc.sources.api.source import NeededLog
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, settings_of
 from harness.postgres_server import PostgresServer

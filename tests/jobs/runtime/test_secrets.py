@@ -14,7 +14,7 @@ import pytest
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.jobs.runtime.driver import to_environment
 from airflow_provider_cdc.jobs.runtime.session import check_encryption
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from harness.environment import spark_environment
 from tests.jobs.cluster import SPARK_HOME
 

@@ -17,7 +17,7 @@ from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import CopyMismatch
 from airflow_provider_cdc.jobs.snapshot.parts import Extent, Part, check_key_order
 from airflow_provider_cdc.jobs.snapshot.read_part import ReadPart
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.chunking import axes, chunks
 from airflow_provider_cdc.sources.mysql.server.session import query, session

@@ -12,8 +12,8 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.jobs.extract_delta.windows import BACK
-from airflow_provider_cdc.jobs.runtime import piece_progress as module
-from airflow_provider_cdc.jobs.runtime.piece_progress import (
+from airflow_provider_cdc.jobs.runtime import progress as module
+from airflow_provider_cdc.jobs.runtime.progress import (
     LARGE_BYTES,
     PARTS,
     PartPiece,

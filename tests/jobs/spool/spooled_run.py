@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_cdc.core.run.ledger import Link
 from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.core.run.spool_chain import Link
 from airflow_provider_cdc.jobs.consolidate import step as consolidate
 from airflow_provider_cdc.jobs.extract_delta import step as extract_delta
 from airflow_provider_cdc.jobs.runtime import verify_files

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_cdc.core.run.ledger import Link
 from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.core.run.spool_chain import Link
 from airflow_provider_cdc.errors import FileDamaged, LogGone
 from airflow_provider_cdc.jobs.spool import spooler as spooler_module
 from airflow_provider_cdc.jobs.spool.spooler import Spooler

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.positions.position import Lsn
+from airflow_provider_cdc.core.run.ledger import Link
 from airflow_provider_cdc.core.run.manifest import InitialPoint, Manifest
 from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.core.run.spool_chain import Link
 from airflow_provider_cdc.jobs.restart import move
 from airflow_provider_cdc.sources.planning.point import record_point
 from harness.mysql_server import MysqlServer

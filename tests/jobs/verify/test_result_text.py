@@ -1,7 +1,7 @@
 """The log of a verification."""
 
 from airflow_provider_cdc.jobs.verify.request import DIFFERENT, Difference, TableResult, VerifyResult
-from airflow_provider_cdc.jobs.verify.result_text import lines
+from airflow_provider_cdc.jobs.verify.step import lines
 
 
 def test_the_log_of_a_task_has_keys_but_no_rows() -> None:

@@ -15,8 +15,7 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_cdc import Allow
-from airflow_provider_cdc.core.options.feeds import BEGIN_ANEW, FeedOptions
-from airflow_provider_cdc.core.options.run import StepOptions
+from airflow_provider_cdc.core.options.run import BEGIN_ANEW, FeedOptions, StepOptions
 from airflow_provider_cdc.core.positions.as_of import INTERVAL_END
 from airflow_provider_cdc.core.run.manifest import FeedGap, MissedPast, TablePlan
 from airflow_provider_cdc.core.run.run import Run

@@ -20,7 +20,7 @@ import pytest
 
 from airflow_provider_cdc.operators.spark.launchers.client import guardian
 from airflow_provider_cdc.operators.spark.launchers.client.guardian import LOCK
-from airflow_provider_cdc.operators.spark.launchers.client.launch import scratch
+from airflow_provider_cdc.operators.spark.launchers.client.launcher import scratch
 from harness.environment import spark_environment
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, settings_of

@@ -37,8 +37,7 @@ from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from airflow_provider_cdc.operators.release import release_of_task
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
-from airflow_provider_cdc.operators.spark.launchers.client.launch import LastLines, failed
-from airflow_provider_cdc.operators.spark.launchers.client.launcher import spark_app
+from airflow_provider_cdc.operators.spark.launchers.client.launcher import LastLines, failed, spark_app
 from airflow_provider_cdc.operators.spark.launchers.registry import check_spark, open_launcher
 from airflow_provider_cdc.operators.spark.step import SparkStepOperator
 from tests.runs import consolidate_result, manifest_of, snapshot_result

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.options.lake import LakeOptions
 from airflow_provider_cdc.errors import ValueNotRepresentable
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.server.session import session
 from airflow_provider_cdc.sources.postgres.slots import slots
 from airflow_provider_cdc.sources.postgres.slots.standing_record import name_of

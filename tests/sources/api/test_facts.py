@@ -11,10 +11,10 @@ import pytest
 
 from airflow_provider_cdc.core.positions.facts import Facts, Reached
 from airflow_provider_cdc.core.positions.position import LogEnd, Lsn
+from airflow_provider_cdc.core.run.ledger import Link
 from airflow_provider_cdc.core.run.manifest import FORMAT, Manifest
 from airflow_provider_cdc.core.run.published_v5 import converted
 from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.core.run.spool_chain import Link
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import PositionError

@@ -10,8 +10,8 @@ import pytest
 from airflow_provider_cdc.core.options.arguments import declared
 from airflow_provider_cdc.core.positions import kinds as core_kinds
 from airflow_provider_cdc.errors import ConfigurationError
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import KINDS, SourceKind, kind_of, open_source
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -41,7 +41,7 @@ def test_mysql_is_copied_where_nothing_of_postgresql_is_installed() -> None:
     code = (
         "import sys; sys.modules['psycopg'] = sys.modules['adbc_driver_postgresql'] = None\n"
         "from airflow_provider_cdc.errors import ConfigurationError\n"
-        "from airflow_provider_cdc.sources.api.connection import ConnectionSettings\n"
+        "from airflow_provider_cdc.sources.api.source import ConnectionSettings\n"
         "from airflow_provider_cdc.sources.api.registry import open_source\n"
         "open_source(ConnectionSettings('mysql', 'x', 1, 'x'))\n"
         "try: open_source(ConnectionSettings('postgres', 'x', 1, 'x'))\n"

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.options.run import TableOptions
 from airflow_provider_cdc.errors import PreflightError
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published

@@ -11,7 +11,7 @@ from airflow_provider_cdc.core.options.run import AS_DECLARED, StepOptions
 from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.run.manifest import InitialPoint
 from airflow_provider_cdc.errors import PreflightError, SchemaChanged
-from airflow_provider_cdc.jobs.begin.fit import with_shards as fixed
+from airflow_provider_cdc.jobs.begin.preparation import with_shards as fixed
 from airflow_provider_cdc.sources.api.registry import open_source
 from airflow_provider_cdc.sources.planning.selections import requested, select
 from airflow_provider_cdc.sources.planning.shards import with_shards

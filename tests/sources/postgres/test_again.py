@@ -13,7 +13,7 @@ from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions, Table
 from airflow_provider_cdc.core.tables.selection import Selection
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import PreflightError, SchemaChanged
-from airflow_provider_cdc.sources.api.reading import KeyReader
+from airflow_provider_cdc.sources.api.source import KeyReader
 from airflow_provider_cdc.sources.log.delta import key_table
 from airflow_provider_cdc.sources.planning.point import late_problems
 from airflow_provider_cdc.sources.postgres import PostgresSource

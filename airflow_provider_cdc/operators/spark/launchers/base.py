@@ -9,7 +9,7 @@ from typing import Protocol
 
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sinks.registry import CatalogSettings
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 
 
 class Phase(Enum):

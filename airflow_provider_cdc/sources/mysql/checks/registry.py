@@ -50,7 +50,7 @@ READERS: tuple[Check[None], ...] = (
         "The first and the last rows of each table can be published.",
         (),
         "set `On.unrepresentable`, or correct the values",
-        raised_by=(Raised(Moment.PREFLIGHT, "sources.mysql.chunking.sample:sample"),),
+        raised_by=(Raised(Moment.PREFLIGHT, "sources.mysql.chunking.chunks:sample"),),
     ),
     Check(
         "mysql.values-sent",

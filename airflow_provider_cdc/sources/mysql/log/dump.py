@@ -18,7 +18,7 @@ from pymysql.protocol import MysqlPacket
 
 from airflow_provider_cdc.core.kernels import Bytes, Int64s, copy_bytes, inner, kernel, load8, load32, load64
 from airflow_provider_cdc.errors import DecodeError, LogGone, SourceUnavailable
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.server.driver import mapped_errors
 from airflow_provider_cdc.sources.mysql.server.log_protocol import (
     CANNOT_READ_LOG,

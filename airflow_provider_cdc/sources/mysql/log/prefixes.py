@@ -26,7 +26,7 @@ import numpy as np
 from airflow_provider_cdc.core.kernels import Bytes, Int64s
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.errors import DecodeError, LogGone, SourceReplaced, UnknownEvent
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.log import commits
 from airflow_provider_cdc.sources.mysql.log.commits import TSID_BYTES, set_arrays, tsid_parts
 from airflow_provider_cdc.sources.mysql.log.dump import TABLES, Dump

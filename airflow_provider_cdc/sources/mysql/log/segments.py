@@ -16,8 +16,7 @@ from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.table import Era, Table
 from airflow_provider_cdc.errors import LogGone, SchemaChanged, SourceUnavailable
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.log import Waiting
+from airflow_provider_cdc.sources.api.source import ConnectionSettings, Waiting
 from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable
 from airflow_provider_cdc.sources.log.changes import LOG_BYTES
 from airflow_provider_cdc.sources.log.delta import NET_BYTES, delta_batches
@@ -246,7 +245,7 @@ def segments_before(settings: ConnectionSettings, segment: LogSegment, count: in
 
 
 class MysqlSegmentReader:
-    """Implements ``sources.api.log.SegmentReader`` for binary log files. Iterate over the reader once to read the
+    """Implements ``sources.api.source.SegmentReader`` for binary log files. Iterate over the reader once to read the
     files.
 
     :param open_dump: a function that opens a dump. Its arguments are the name of a file and the position to start at.

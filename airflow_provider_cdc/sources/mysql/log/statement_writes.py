@@ -18,7 +18,7 @@ from itertools import chain
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ImageNotWhole, LogGone, SourceUnavailable
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, StatementWrite
 from airflow_provider_cdc.sources.mysql.log.statements.meaning import EVERY_TABLE, Effect
 from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import alike

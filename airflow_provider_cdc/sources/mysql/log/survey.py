@@ -18,7 +18,7 @@ from typing import TypeAlias
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import CdcError, ExactnessError, SourceUnavailable
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable
 from airflow_provider_cdc.sources.mysql.log import refusals, walk_state
 from airflow_provider_cdc.sources.mysql.log.dump import Dump

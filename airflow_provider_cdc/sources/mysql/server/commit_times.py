@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 
 from airflow_provider_cdc.core.positions.gtid import Gtid, GtidSet
 from airflow_provider_cdc.errors import LogGone
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.server import log_protocol
 from airflow_provider_cdc.sources.mysql.server.log_history import HistoryEvent, log_events, log_files, previous_gtids
 from airflow_provider_cdc.sources.mysql.server.session import Connection, value

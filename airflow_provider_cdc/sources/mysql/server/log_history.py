@@ -27,7 +27,7 @@ import pymysql
 from airflow_provider_cdc.core.positions.facts import Finding, HistoryRelation, Trace
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.errors import LogGone, PositionError, SourceReplaced, SourceUnavailable
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.server import log_protocol
 from airflow_provider_cdc.sources.mysql.server.driver import mapped_errors
 from airflow_provider_cdc.sources.mysql.server.log_protocol import CANNOT_READ_LOG, GTIDS_OFF, request_log

@@ -12,12 +12,12 @@ import pymysql
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, LogGone, Problem, SourceReplaced
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.planning import (
+from airflow_provider_cdc.sources.api.source import (
     HISTORY_LIST,
     MEASURE_SECONDS,
     REPLICA_LAG,
     THREADS_RUNNING,
+    ConnectionSettings,
     one_number,
 )
 from airflow_provider_cdc.sources.mysql.server.commit_times import last_commits

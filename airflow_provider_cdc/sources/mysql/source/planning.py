@@ -12,9 +12,8 @@ from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Parts, Table, whole_tables
 from airflow_provider_cdc.errors import Problem
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.planning import Planning, Reach, Runway
-from airflow_provider_cdc.sources.mysql.chunking import axes, chunks, sample
+from airflow_provider_cdc.sources.api.source import ConnectionSettings, Planning, Reach, Runway
+from airflow_provider_cdc.sources.mysql.chunking import axes, chunks
 from airflow_provider_cdc.sources.mysql.server import server
 from airflow_provider_cdc.sources.mysql.server.session import session
 from airflow_provider_cdc.sources.mysql.steps import preflight, snapshot
@@ -52,7 +51,7 @@ class MysqlPlanning(Planning):
         return pushed_conditions.pushed_condition(table)
 
     def sample(self, plans: Sequence[TablePlan]) -> list[Problem]:
-        return sample.sample(self.settings, plans)
+        return chunks.sample(self.settings, plans)
 
     def plan_chunks(self, table: Table, chunk_rows: int) -> list[Chunk]:
         with session_of(self._kept, "planning", lambda: session(self.settings)) as connection:

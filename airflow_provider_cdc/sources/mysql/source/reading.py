@@ -13,8 +13,7 @@ from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.tables.table import Era, Table
 from airflow_provider_cdc.errors import LogGone
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.reading import ChunkReader, Reading
+from airflow_provider_cdc.sources.api.source import ChunkReader, ConnectionSettings, Reading
 from airflow_provider_cdc.sources.api.window import UpperBound
 from airflow_provider_cdc.sources.mysql.log.replaced import WatchedTables
 from airflow_provider_cdc.sources.mysql.server import log_history

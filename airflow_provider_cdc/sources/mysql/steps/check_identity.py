@@ -11,9 +11,7 @@ from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import ConfigurationError, ExactnessError
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.log import NeededLog
-from airflow_provider_cdc.sources.api.planning import Reach, Runway
+from airflow_provider_cdc.sources.api.source import ConnectionSettings, NeededLog, Reach, Runway
 from airflow_provider_cdc.sources.mysql.checks.asked import OF_A_RUN
 from airflow_provider_cdc.sources.mysql.checks.context import RunContext
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts

@@ -27,8 +27,7 @@ from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import (
     LockNotGranted,
 )
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.reading import ChunkReader
+from airflow_provider_cdc.sources.api.source import ChunkReader, ConnectionSettings
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.mysql.chunking.chunks import where
 from airflow_provider_cdc.sources.mysql.chunking.pushed_conditions import pushed_condition

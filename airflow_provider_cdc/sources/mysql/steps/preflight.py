@@ -11,7 +11,7 @@ from airflow_provider_cdc.core.options.run import TableOptions
 from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.tables.table import Parts, Table, whole_tables
 from airflow_provider_cdc.errors import PreflightError, Problem
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.checks.asked import OF_A_REQUEST, OF_SERVER
 from airflow_provider_cdc.sources.mysql.checks.context import RequestContext, ServerContext
 from airflow_provider_cdc.sources.mysql.server.server import durability_warnings, naming_blockers

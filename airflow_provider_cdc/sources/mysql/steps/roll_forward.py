@@ -4,7 +4,7 @@ The conditions of a run must have held since the copy's position. The run that m
 before this position. The recorded state is compared with the current state, as if the run were still in progress. The
 search of the log only finds problems early, because the step that nets the window would also stop at these problems.
 
-If the log has a schema change of a table that can be carried (`tables.column_eras`), the log is searched a second time
+If the log has a schema change of a table that can be carried (`statements.column_changes`), the log is searched a second time
 for this table, with the columns that the table had at each place.
 """
 
@@ -18,13 +18,13 @@ from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ExactnessError
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.checks.past import REPLICATED, PositionContext
 from airflow_provider_cdc.sources.mysql.log import walk_state
-from airflow_provider_cdc.sources.mysql.log.column_eras import NotCarried, PlacedChanges, evolution
 from airflow_provider_cdc.sources.mysql.log.prefixes import prefix_of
 from airflow_provider_cdc.sources.mysql.log.segments import cut, log_segments
 from airflow_provider_cdc.sources.mysql.log.statement_writes import check_writes
+from airflow_provider_cdc.sources.mysql.log.statements.column_changes import NotCarried, PlacedChanges, evolution
 from airflow_provider_cdc.sources.mysql.log.statements.meaning import Effect
 from airflow_provider_cdc.sources.mysql.log.survey import HARMLESS, LogFacts, survey
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts

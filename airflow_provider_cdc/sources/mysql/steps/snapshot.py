@@ -19,7 +19,7 @@ from airflow_provider_cdc.errors import (
     Problem,
     SchemaChanged,
 )
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import UpperBound
 from airflow_provider_cdc.sources.mysql.checks.asked import OF_TABLES
 from airflow_provider_cdc.sources.mysql.checks.context import ServerContext, of_recorded

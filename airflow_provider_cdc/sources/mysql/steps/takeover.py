@@ -25,7 +25,7 @@ from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.tables.table import KNOWN_AT_POSITION, Table, TableName
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import ExactnessError, LogGone, PositionError, SchemaChanged, SourceReplaced
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.checks.past import REPLICATED, SINCE, Past, PastContext
 from airflow_provider_cdc.sources.mysql.log.replaced import made_since, replaced_since
 from airflow_provider_cdc.sources.mysql.server import commit_times, log_history

@@ -21,7 +21,7 @@ from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import (
     catalog_at,
     read_catalog,
 )
-from airflow_provider_cdc.sources.postgres.catalog.type_catalog import read_types
+from airflow_provider_cdc.sources.postgres.catalog.types import read_types
 from airflow_provider_cdc.sources.postgres.server.session import (
     Connection,
     error_text,

@@ -24,7 +24,7 @@ from airflow_provider_cdc.sources.postgres.checks.tables import (
     RELATIONS,
     ROWS_ELSEWHERE,
 )
-from airflow_provider_cdc.sources.postgres.server.platform import change_setting, decodes_on_demand, platform
+from airflow_provider_cdc.sources.postgres.server.server import change_setting, decodes_on_demand, platform
 from airflow_provider_cdc.sources.postgres.server.session import value
 from airflow_provider_cdc.sources.postgres.server.session_variables import REQUIRED
 

@@ -14,8 +14,8 @@ from airflow_provider_cdc.errors import ExactnessError, LogGone, Problem, Source
 from airflow_provider_cdc.sources.postgres.checks.context import RunContext
 from airflow_provider_cdc.sources.postgres.server.facts import PublicationState
 from airflow_provider_cdc.sources.postgres.server.session import Connection, value
-from airflow_provider_cdc.sources.postgres.slots import run_publication, slots
-from airflow_provider_cdc.sources.postgres.slots.end_mark import parse_log_end
+from airflow_provider_cdc.sources.postgres.slots import publications, slots
+from airflow_provider_cdc.sources.postgres.slots.waits import parse_log_end
 
 _WHEN = (Moment.EACH_STEP,)
 _EACH_SESSION = Raised(Moment.EACH_SESSION, "sources.postgres.server.session_setup:_check_server")
@@ -71,7 +71,7 @@ def _check_publication(connection: Connection, expected: PublicationState, since
     name = expected.name
     if since is not None:
         # The check of the tables finds the tables that are no longer in the publication.
-        if run_publication.altered_since(connection, name, since):
+        if publications.altered_since(connection, name, since):
             raise ExactnessError(
                 "the publication was altered or dropped since the run began",
                 where=f"publication {name}",
@@ -80,10 +80,10 @@ def _check_publication(connection: Connection, expected: PublicationState, since
         return
     then, relations = expected.state, expected.relations
     if ":" in then:
-        state = run_publication.members_state(connection, name, relations)
-        altered = run_publication.altered_members(connection, then, state)
+        state = publications.members_state(connection, name, relations)
+        altered = publications.altered_members(connection, then, state)
     else:
-        state = run_publication.publication_state(connection, name, relations)
+        state = publications.publication_state(connection, name, relations)
         altered = state != then
     if altered:
         raise ExactnessError(

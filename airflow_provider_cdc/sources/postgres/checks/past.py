@@ -21,7 +21,7 @@ from airflow_provider_cdc.sources.postgres.catalog.schema import NO_ROOM, withou
 from airflow_provider_cdc.sources.postgres.checks.context import CatalogContext
 from airflow_provider_cdc.sources.postgres.server.session import quote
 from airflow_provider_cdc.sources.postgres.slots.catalog_versions import Asked
-from airflow_provider_cdc.sources.postgres.slots.given_publication import publication_problems
+from airflow_provider_cdc.sources.postgres.slots.publications import publication_problems
 from airflow_provider_cdc.sources.postgres.slots.standing_record import (
     Joined,
     Mark,

@@ -14,13 +14,13 @@ import psycopg
 
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import ConfigurationError, Problem, TransientError
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog
 from airflow_provider_cdc.sources.postgres.catalog.schema import Leaf, leaves
-from airflow_provider_cdc.sources.postgres.server.platform import allow_replication, platform
+from airflow_provider_cdc.sources.postgres.server.server import allow_replication, platform
 from airflow_provider_cdc.sources.postgres.server.session import Connection, connect, query, quote
 from airflow_provider_cdc.sources.postgres.slots import slots
-from airflow_provider_cdc.sources.postgres.slots.given_publication import relations_sql
+from airflow_provider_cdc.sources.postgres.slots.publications import relations_sql
 
 _PLACE = "ctid"
 """The system column with the physical location of a row."""

@@ -43,7 +43,7 @@ READERS: tuple[Check[None], ...] = (
         "The first and the last rows of each table can be published.",
         (),
         "set `On.unrepresentable`, or correct the values",
-        raised_by=(Raised(Moment.PREFLIGHT, "sources.postgres.chunking.sample:sample"),),
+        raised_by=(Raised(Moment.PREFLIGHT, "sources.postgres.chunking.chunks:sample"),),
     ),
     Check(
         "postgres.tables-in-place",
@@ -105,7 +105,7 @@ READERS: tuple[Check[None], ...] = (
         (),
         "do nothing: the task reads these parts again",
         raised_by=(
-            Raised(Moment.READING, "sources.postgres.slots.end_mark:wait"),
+            Raised(Moment.READING, "sources.postgres.slots.waits:wait"),
             Raised(Moment.READS_ENDED, "jobs.snapshot.step:read_tables"),
         ),
     ),

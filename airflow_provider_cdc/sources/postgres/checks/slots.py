@@ -8,10 +8,10 @@ from airflow_provider_cdc.core.checks import Check, Moment
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves
 from airflow_provider_cdc.sources.postgres.checks.context import CatalogContext, TablesContext
-from airflow_provider_cdc.sources.postgres.server.platform import change_setting, platform
+from airflow_provider_cdc.sources.postgres.server.server import change_setting, platform
 from airflow_provider_cdc.sources.postgres.server.session import query
 from airflow_provider_cdc.sources.postgres.slots import slots
-from airflow_provider_cdc.sources.postgres.slots.given_publication import publication_problems
+from airflow_provider_cdc.sources.postgres.slots.publications import publication_problems
 
 
 def _publication(context: CatalogContext) -> Iterable[Problem]:

@@ -36,7 +36,7 @@ from airflow_provider_cdc.core.kernels import (
 )
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import DecodeError, SchemaChanged
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.log.netting import ALL_GOOD, LARGEST, OVERRUN, Located, copy_values
 from airflow_provider_cdc.sources.postgres.catalog import types

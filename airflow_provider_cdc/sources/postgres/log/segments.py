@@ -16,8 +16,7 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.positions.position import LogEnd, Lsn, Position
 from airflow_provider_cdc.errors import DecodeError, LogGone
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.log import Waiting
+from airflow_provider_cdc.sources.api.source import ConnectionSettings, Waiting
 from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable
 from airflow_provider_cdc.sources.log.changes import LOG_BYTES
 from airflow_provider_cdc.sources.log.delta import NET_BYTES, delta_batches
@@ -39,7 +38,7 @@ from airflow_provider_cdc.sources.postgres.server.session import (
     value,
 )
 from airflow_provider_cdc.sources.postgres.slots import slots
-from airflow_provider_cdc.sources.postgres.slots.end_mark import EndMark, parse_log_end
+from airflow_provider_cdc.sources.postgres.slots.waits import EndMark, parse_log_end
 
 FIRST_PART = 20_000
 """The number of messages that the first call for a part of a long window returns. Later calls return at least as

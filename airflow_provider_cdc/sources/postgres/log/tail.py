@@ -18,7 +18,7 @@ import pyarrow as pa
 from airflow_provider_cdc.core.positions.position import LogEnd, Lsn
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import DecodeError
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.log.delta import NET_BYTES, delta_batches
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import read_catalog
@@ -36,14 +36,14 @@ from airflow_provider_cdc.sources.postgres.server.session import (
     slot_errors,
     value,
 )
-from airflow_provider_cdc.sources.postgres.slots.end_mark import parse_log_end
+from airflow_provider_cdc.sources.postgres.slots.waits import parse_log_end
 
 _SEGMENT = 0
 _EVERYTHING = 2**63 - 1
 
 
 class PostgresLogTail:
-    """``sources.api.log.LogTail`` for a slot."""
+    """``sources.api.source.LogTail`` for a slot."""
 
     def __init__(
         self,

@@ -31,11 +31,10 @@ from airflow_provider_cdc.sources.log.delta import NetChange
 from airflow_provider_cdc.sources.postgres.catalog.schema import columns_of, leaves
 from airflow_provider_cdc.sources.postgres.catalog.schema_difference import DROPPED, number_of
 from airflow_provider_cdc.sources.postgres.log import walk_state
-from airflow_provider_cdc.sources.postgres.log.tuples import find_relation
-from airflow_provider_cdc.sources.postgres.log.walk import MOST_RECORDS, walk
+from airflow_provider_cdc.sources.postgres.log.walk import MOST_RECORDS, find_relation, walk
 from airflow_provider_cdc.sources.postgres.server import pgoutput
 from airflow_provider_cdc.sources.postgres.server.pgoutput import RelationMessage, constant_field
-from airflow_provider_cdc.sources.postgres.slots.end_mark import EndMark
+from airflow_provider_cdc.sources.postgres.slots.waits import EndMark
 
 # Finds out which columns a tuple of the log has, for a table whose columns were changed since its base copy.
 #

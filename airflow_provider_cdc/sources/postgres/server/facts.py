@@ -29,7 +29,7 @@ _MADE, _FORWARD, _STANDING_NAME = "publication_made", "forward_slots", "standing
 @dataclass(frozen=True)
 class PublicationState:
     """A publication, as it was when a run began. ``state`` is the state of its members
-    (`run_publication.publication_state`) and ``relations`` lists the OIDs of the relations to which the state is
+    (`publications.publication_state`) and ``relations`` lists the OIDs of the relations to which the state is
     limited; empty: all members. ``state`` is None if it was not recorded."""
 
     name: str
@@ -44,7 +44,7 @@ class PostgresFacts:
     ``mark`` is the mark of the position. ``lc_monetary`` is the currency of ``money`` values; None: it was not
     recorded. ``started`` is the time at which the server was started. It is set only where a restart is not allowed,
     and is never recorded. ``slot`` is the run's slot; it is empty before it exists. ``publication_made`` says whether
-    the run created its ``publication``. ``since`` is the mark (`run_publication.now`) after which no session may alter
+    the run created its ``publication``. ``since`` is the mark (`publications.now`) after which no session may alter
     the run's own publication; None: the run uses a publication of others. ``forward_slots`` has the slots for the
     copies that the run rolls forward, by their positions. ``standing`` is the publication that has listed the tables
     since these positions. ``may_move`` and ``reached`` are those of `Facts`.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.errors import ConfigurationError, ExactnessError, LogGone, SourceReplaced
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.server.facts import MEANING, PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.session_variables import PINNED, REQUIRED
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import psycopg
 
 from airflow_provider_cdc.core.positions.position import Lsn
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.server.session import query, session
 
 _FIRST = "1"

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.tables.table import Table, TableName
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
 from airflow_provider_cdc.sources.postgres.slots.commits import copied_slot
 from airflow_provider_cdc.sources.postgres.slots.standing_record import Joined

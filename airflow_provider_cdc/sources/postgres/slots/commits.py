@@ -19,7 +19,7 @@ import psycopg
 
 from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.errors import LogGone, SourceUnavailable
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote, session, slot_errors, value
 from airflow_provider_cdc.sources.postgres.slots import slots
 from airflow_provider_cdc.sources.postgres.slots.standing_record import Join, Mark, alone, load, store

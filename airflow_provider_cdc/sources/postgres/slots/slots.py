@@ -24,14 +24,13 @@ import psycopg
 
 from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, SourceUnavailable, TransientError
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.starts import PUBLICATION, SLOT, KeptObject
+from airflow_provider_cdc.sources.api.source import PUBLICATION, SLOT, ConnectionSettings, KeptObject
 from airflow_provider_cdc.sources.postgres.catalog.users_code import execute
 from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
-from airflow_provider_cdc.sources.postgres.server.platform import decodes_on_demand
+from airflow_provider_cdc.sources.postgres.server.server import decodes_on_demand
 from airflow_provider_cdc.sources.postgres.server.session import APPLICATION, Connection, query, quote, session, value
-from airflow_provider_cdc.sources.postgres.slots.run_publication import about
-from airflow_provider_cdc.sources.postgres.slots.transaction_waits import consistent_point
+from airflow_provider_cdc.sources.postgres.slots.publications import about
+from airflow_provider_cdc.sources.postgres.slots.waits import consistent_point
 
 PREFIX = "cdc_"
 STANDING = f"{PREFIX}standing_"

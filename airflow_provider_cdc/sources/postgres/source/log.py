@@ -10,13 +10,20 @@ import pyarrow as pa
 from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import LogEnd, Lsn, Position
 from airflow_provider_cdc.core.tables.table import Table
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.log import Log, LogTail, NeededLog, SegmentReader, Start, Waiting
+from airflow_provider_cdc.sources.api.source import (
+    ConnectionSettings,
+    Log,
+    LogTail,
+    NeededLog,
+    SegmentReader,
+    Start,
+    Waiting,
+)
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
 from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.session import session, value
-from airflow_provider_cdc.sources.postgres.slots import end_mark
+from airflow_provider_cdc.sources.postgres.slots import waits
 from airflow_provider_cdc.sources.postgres.steps.check_identity import needed_log
 
 
@@ -39,7 +46,7 @@ class PostgresLog(Log):
         begin, facts = Lsn.expect(start.position), PostgresFacts.of(start.facts)
         if start.kept_by is not None:
             facts = PostgresFacts.of(start.kept_by).of_copies(begin)
-        begin = end_mark.parse_log_end(since)[0] if since else begin
+        begin = waits.parse_log_end(since)[0] if since else begin
         return log_segments(self.settings, begin, until, facts, number)
 
     def read_segment(
@@ -96,7 +103,7 @@ class PostgresLog(Log):
         segments.check_joined(self.settings, start, end, Lsn.expect(initial), PostgresFacts.of(identity))
 
     def place_of(self, position: Position) -> LogEnd:
-        return end_mark.log_end(Lsn.expect(position))
+        return waits.log_end(Lsn.expect(position))
 
     def is_before(self, one: LogEnd, other: LogEnd) -> bool:
         from airflow_provider_cdc.sources.postgres.log import segments

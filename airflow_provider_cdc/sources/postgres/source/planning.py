@@ -13,10 +13,9 @@ from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Parts, Table, whole_tables
 from airflow_provider_cdc.errors import Problem
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.planning import Planning, Reach, Runway
+from airflow_provider_cdc.sources.api.source import ConnectionSettings, Planning, Reach, Runway
 from airflow_provider_cdc.sources.postgres.catalog import schema, types
-from airflow_provider_cdc.sources.postgres.chunking import chunks, sample
+from airflow_provider_cdc.sources.postgres.chunking import chunks
 from airflow_provider_cdc.sources.postgres.server import server
 from airflow_provider_cdc.sources.postgres.server.session import session
 from airflow_provider_cdc.sources.postgres.steps import preflight
@@ -53,12 +52,12 @@ class PostgresPlanning(Planning):
         return schema.column_identities(table)
 
     def pushed_condition(self, table: Table) -> str:
-        from airflow_provider_cdc.sources.postgres.chunking import pushed_conditions
+        from airflow_provider_cdc.sources.postgres.chunking import key_ranges
 
-        return pushed_conditions.pushed_condition(table)
+        return key_ranges.pushed_condition(table)
 
     def sample(self, plans: Sequence[TablePlan]) -> list[Problem]:
-        return sample.sample(self.settings, plans)
+        return chunks.sample(self.settings, plans)
 
     def plan_chunks(self, table: Table, chunk_rows: int) -> list[Chunk]:
         with session_of(self._kept, "planning", lambda: session(self.settings)) as connection:

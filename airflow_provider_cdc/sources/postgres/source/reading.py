@@ -11,13 +11,12 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.tables.table import Era, Table
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.reading import ChunkReader, Reading
+from airflow_provider_cdc.sources.api.source import ChunkReader, ConnectionSettings, Reading
 from airflow_provider_cdc.sources.api.window import UpperBound
-from airflow_provider_cdc.sources.postgres.catalog import schema_difference, type_catalog
+from airflow_provider_cdc.sources.postgres.catalog import schema_difference, types
 from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.session import session
-from airflow_provider_cdc.sources.postgres.slots import transaction_waits
+from airflow_provider_cdc.sources.postgres.slots import waits
 from airflow_provider_cdc.sources.postgres.steps import chunk_reader, snapshot
 from airflow_provider_cdc.sources.postgres.steps.check_identity import check_published
 from airflow_provider_cdc.sources.session import Kept, keeping
@@ -51,15 +50,15 @@ class PostgresReading(Reading):
     def check_tables(self, tables: Sequence[Table]) -> None:
         with session(self.settings) as connection:
             # ALTER TYPE blocks no writer, so the log may have rows with new labels before other sessions see them.
-            if altering := type_catalog.altering(connection, tables):
-                transaction_waits.wait_until_visible(self.settings, connection, _ALTERED_SECONDS, altering)
+            if altering := types.altering(connection, tables):
+                waits.wait_until_visible(self.settings, connection, _ALTERED_SECONDS, altering)
             schema_difference.check_unchanged(connection, tables)
             if isinstance(self.settings, session_setup.RunSettings):
                 check_published(connection, self.settings.server, tables)
 
     def wait_until_visible(self, lock: LockPolicy) -> None:
         with session(self.settings) as connection:
-            transaction_waits.wait_until_visible(self.settings, connection, lock.slot_wait_seconds)
+            waits.wait_until_visible(self.settings, connection, lock.slot_wait_seconds)
 
     def bound_view(self, tables: Sequence[Table]) -> UpperBound:
         assert self.view is not None

@@ -10,12 +10,11 @@ from airflow_provider_cdc.core.positions.facts import Facts, Finding, Trace
 from airflow_provider_cdc.core.positions.position import Lsn, Position
 from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.starts import KeptObject, LeftByRun, Starts
+from airflow_provider_cdc.sources.api.source import ConnectionSettings, KeptObject, LeftByRun, Starts
 from airflow_provider_cdc.sources.postgres.server import server, session_setup
 from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.session import session, value
-from airflow_provider_cdc.sources.postgres.slots import run_publication, slots
+from airflow_provider_cdc.sources.postgres.slots import publications, slots
 from airflow_provider_cdc.sources.postgres.steps import past, roll_forward, snapshot, standing_slot
 from airflow_provider_cdc.sources.postgres.steps.check_identity import check_identity
 
@@ -56,7 +55,7 @@ class PostgresStarts(Starts):
 
     def left_by_runs(self) -> list[LeftByRun]:
         with session(self.settings) as connection:
-            return run_publication.left_by_runs(connection)
+            return publications.left_by_runs(connection)
 
     def kept_objects(self, run_ids: Collection[str]) -> list[KeptObject]:
         with session(self.settings) as connection:

@@ -20,7 +20,7 @@ from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import LogEnd, Lsn, Position
 from airflow_provider_cdc.core.tables.table import Column, Evolution, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError, SchemaChanged
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import read_catalog
 from airflow_provider_cdc.sources.postgres.catalog.schema import present_tables
 from airflow_provider_cdc.sources.postgres.catalog.schema_difference import (
@@ -31,7 +31,7 @@ from airflow_provider_cdc.sources.postgres.catalog.schema_difference import (
     evolution,
     number_of,
 )
-from airflow_provider_cdc.sources.postgres.catalog.type_catalog import label_oids
+from airflow_provider_cdc.sources.postgres.catalog.types import label_oids
 from airflow_provider_cdc.sources.postgres.checks.past import Past
 from airflow_provider_cdc.sources.postgres.checks.privileges import Privileges
 from airflow_provider_cdc.sources.postgres.server import session_setup
@@ -155,7 +155,7 @@ def _evolution(since: schema_changes.SinceCopy, table: Table, now: Table, record
     carried = replace(now, eras=found.eras, options=table.options, selection=table.selection)
     if recorded is not None:
         _check_pieces(found)
-        # The rest of the log is read when the run moves (`jobs.restart.carry`).
+        # The rest of the log is read when the run moves (`jobs.restart.altered`).
         schema_changes.check_new_columns([carried])
         return found
     if broken := schema_changes.survey(since, [carried]):

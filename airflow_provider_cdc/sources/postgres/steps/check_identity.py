@@ -14,15 +14,13 @@ from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import ConfigurationError, ExactnessError, SchemaChanged
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.log import NeededLog
-from airflow_provider_cdc.sources.api.planning import Reach, Runway
+from airflow_provider_cdc.sources.api.source import ConnectionSettings, NeededLog, Reach, Runway
 from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, leaves
 from airflow_provider_cdc.sources.postgres.checks.asked import OF_A_RUN
 from airflow_provider_cdc.sources.postgres.checks.context import RunContext
 from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, session, value
-from airflow_provider_cdc.sources.postgres.slots import run_publication, slots
+from airflow_provider_cdc.sources.postgres.slots import publications, slots
 
 
 def check_identity(connection: Connection, expected: PostgresFacts, position: Lsn) -> None:
@@ -48,9 +46,9 @@ def check_published(connection: Connection, facts: PostgresFacts, tables: Sequen
     """
     if facts.since is None:
         return
-    followed = [table for table in tables if table.details.get(run_publication.FOLLOWED)]
+    followed = [table for table in tables if table.details.get(publications.FOLLOWED)]
     relations = {leaf.oid: table for table in followed for leaf in leaves(table)}
-    members = run_publication.members_since(connection, facts.publication.name, facts.since, list(relations))
+    members = publications.members_since(connection, facts.publication.name, facts.since, list(relations))
     for oid, table in relations.items():
         if oid not in members:
             raise SchemaChanged(

@@ -24,8 +24,7 @@ from airflow_provider_cdc.errors import (
     SourceUnavailable,
     TerminalError,
 )
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.reading import ChunkReader
+from airflow_provider_cdc.sources.api.source import ChunkReader, ConnectionSettings
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.postgres.catalog import users_code
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
@@ -35,8 +34,7 @@ from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, RENAMED, 
 from airflow_provider_cdc.sources.postgres.catalog.view_definitions import MATERIALIZED, VIEW
 from airflow_provider_cdc.sources.postgres.checks.privileges import Privileges
 from airflow_provider_cdc.sources.postgres.chunking.chunks import place
-from airflow_provider_cdc.sources.postgres.chunking.key_ranges import ONE_BY_ONE, KeyLookup
-from airflow_provider_cdc.sources.postgres.chunking.pushed_conditions import pushed_condition
+from airflow_provider_cdc.sources.postgres.chunking.key_ranges import ONE_BY_ONE, KeyLookup, pushed_condition
 from airflow_provider_cdc.sources.postgres.server.session import (
     is_denied,
     literal,
@@ -46,7 +44,7 @@ from airflow_provider_cdc.sources.postgres.server.session import (
     session,
     shared_view_errors,
 )
-from airflow_provider_cdc.sources.postgres.slots import end_mark
+from airflow_provider_cdc.sources.postgres.slots import waits
 from airflow_provider_cdc.sources.postgres.steps.snapshot import SharedView
 from airflow_provider_cdc.sources.session import Kept
 
@@ -128,7 +126,7 @@ class _Reader:
         where = f"{self._table.name}, the end of its read"
         with mapped_errors(where):
             self.leave_view()
-            return end_mark.wait(self._rows.ask, where)[1]
+            return waits.wait(self._rows.ask, where)[1]
 
     def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
         leaf, condition = place(self._table, chunk)

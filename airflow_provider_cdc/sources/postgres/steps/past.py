@@ -25,7 +25,7 @@ from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import CdcError, LogGone, PreflightError, Problem, SourceUnavailable
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.planning.survey import FINAL_SECONDS, wait_for_clock
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves, read_tables
@@ -42,7 +42,7 @@ from airflow_provider_cdc.sources.postgres.server.session import (
     slot_errors,
     value,
 )
-from airflow_provider_cdc.sources.postgres.slots import end_mark, run_publication, slots, transaction_waits
+from airflow_provider_cdc.sources.postgres.slots import publications, slots, waits
 from airflow_provider_cdc.sources.postgres.slots.catalog_versions import already_so
 from airflow_provider_cdc.sources.postgres.slots.commits import advance, prefix_at, remember
 from airflow_provider_cdc.sources.postgres.slots.standing_record import (
@@ -83,12 +83,12 @@ def record_past(
             copy_slot(connection, past, name, position)
             # Wait only after the slot exists. When the position was resolved, some transactions that committed before
             # the position may not have been visible yet.
-            transaction_waits.wait_until_visible(settings, connection, options.lock.slot_wait_seconds)
+            waits.wait_until_visible(settings, connection, options.lock.slot_wait_seconds)
             # Check the tables only after this wait. If a table is the same now as when it joined the standing slot, it
             # was also the same at the position.
             tables, members = _check_since(Moment.POSITION_FIXED, settings, connection, past, plans, position, as_of)
             facts = replace(slots.with_slot(facts, name, past.name), publication=members)
-            end_mark.wait(partial(query, connection), settings.address)
+            waits.wait(partial(query, connection), settings.address)
         except BaseException:
             # No later run would find the slot, so drop it. Raise the first error, even if the slot cannot be dropped.
             try:
@@ -217,7 +217,7 @@ def _check_since(
         tables = [replace(table, selection=plan.selection) for plan, table in zip(plans, found, strict=True)]
         # Other runs may add their tables to the publication meanwhile.
         relations = ",".join(str(leaf.oid) for table in tables for leaf in leaves(table))
-        state = run_publication.publication_state(catalog, past.name, relations)
+        state = publications.publication_state(catalog, past.name, relations)
         context = PastContext(catalog, tables=tables, plans=plans, past=past, position=position, as_of=as_of)
         problems = problems_of((*ROWS_ELSEWHERE, *RELATIONS, *PAST), moment, context)
         return context, problems, PublicationState(past.name, state, relations)

@@ -13,7 +13,7 @@ from airflow_provider_cdc.core.options.run import TableOptions
 from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.tables.table import Parts, Table, whole_tables
 from airflow_provider_cdc.errors import PreflightError, Problem
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
 from airflow_provider_cdc.sources.postgres.catalog.named_tables import resolve
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed
@@ -24,8 +24,8 @@ from airflow_provider_cdc.sources.postgres.checks.context import CatalogContext,
 from airflow_provider_cdc.sources.postgres.checks.tables import rewind_problems
 from airflow_provider_cdc.sources.postgres.server.server import naming_blockers
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote, session
-from airflow_provider_cdc.sources.postgres.slots import run_publication, slots, transaction_waits
-from airflow_provider_cdc.sources.postgres.slots.given_publication import warn_of_harm
+from airflow_provider_cdc.sources.postgres.slots import publications, slots, waits
+from airflow_provider_cdc.sources.postgres.slots.publications import warn_of_harm
 
 # Logs warnings during preflight, about settings that make a run costly, versions with defects, and unused slots.
 
@@ -124,7 +124,7 @@ def _warn_of_limits(connection: Connection, tables: Sequence[Table]) -> None:
 def _warn_of_writers(connection: Connection) -> None:
     """Warn of long transactions that write. The creation of a run's slots waits for them, and fails after a time limit.
     If rows are read again, the last slot is created late in the run."""
-    if long := transaction_waits.blockers(connection, _LONG_SECONDS):
+    if long := waits.blockers(connection, _LONG_SECONDS):
         _log.warning(
             "The run's slots must wait for all write transactions to end. These write transactions have run for more "
             "than %d s: %s",
@@ -150,13 +150,13 @@ def _warn_of_left(connection: Connection) -> None:
                 "the same name",
                 name,
                 wal_kept / 1e6,
-                _made_for(run_publication.about(connection, name)),
+                _made_for(publications.about(connection, name)),
             )
     for name in slots.left_publications(connection):
         _log.warning(
             "The publication %s has no slot%s. No run can use this publication any more: DROP PUBLICATION %s;",
             name,
-            _made_for(run_publication.about(connection, name)),
+            _made_for(publications.about(connection, name)),
             quote(name),
         )
 

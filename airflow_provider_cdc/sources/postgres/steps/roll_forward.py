@@ -22,7 +22,7 @@ from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import CdcError, PreflightError, Problem, SourceReplaced
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed, identity_problem
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves, read_tables, without_room
@@ -31,7 +31,7 @@ from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts, PublicationState
 from airflow_provider_cdc.sources.postgres.server.server import identity, taken_over
 from airflow_provider_cdc.sources.postgres.server.session import Connection, session, value
-from airflow_provider_cdc.sources.postgres.slots import run_publication, slots
+from airflow_provider_cdc.sources.postgres.slots import publications, slots
 from airflow_provider_cdc.sources.postgres.slots.catalog_versions import Asked, already_so
 from airflow_provider_cdc.sources.postgres.slots.standing_record import (
     KNOWN_DAYS,
@@ -150,7 +150,7 @@ def keep_window(
                 # The snapshot step also reads the log, through the standing slot's publication. So record the state of
                 # this publication.
                 relations = ",".join(str(leaf.oid) for table in tables for leaf in leaves(table))
-                state = run_publication.members_state(connection, standing.name, relations)
+                state = publications.members_state(connection, standing.name, relations)
                 published = replace(published, state=state, relations=relations)
     except BaseException:
         # No later run would find the slots, so drop them. Raise the first error, even if a slot cannot be dropped.

@@ -21,12 +21,12 @@ from dataclasses import dataclass, replace
 from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
 from airflow_provider_cdc.errors import CdcError, TerminalError
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import read_catalog
 from airflow_provider_cdc.sources.postgres.catalog.schema import RENAMED, REWRITTEN, leaves
 from airflow_provider_cdc.sources.postgres.catalog.schema_difference import NotCarried, evolution, number_of
-from airflow_provider_cdc.sources.postgres.catalog.type_catalog import with_young_fields
+from airflow_provider_cdc.sources.postgres.catalog.types import with_young_fields
 from airflow_provider_cdc.sources.postgres.checks.past import Past
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, reading_session, value
 from airflow_provider_cdc.sources.postgres.slots.catalog_versions import Asked, all_ended, already_so
@@ -48,7 +48,7 @@ class SinceCopy:
     """A session, and the standing slot with the log since the copies at ``start``.
 
     ``to``: the position to which the copies are rolled forward. None: a position that is fixed later. ``mark``: a mark
-    of `run_publication.now` from before the creation of the slot at ``start``. Empty: unknown. Such a slot may be
+    of `publications.now` from before the creation of the slot at ``start``. Empty: unknown. Such a slot may be
     advanced, but all transactions from before the mark ended before ``start``.
     """
 

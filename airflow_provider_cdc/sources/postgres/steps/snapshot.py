@@ -31,7 +31,7 @@ from airflow_provider_cdc.errors import (
     SourceReplaced,
     SourceUnavailable,
 )
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import UpperBound
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import (
@@ -70,8 +70,7 @@ from airflow_provider_cdc.sources.postgres.server.session import (
     shared_view_errors,
     value,
 )
-from airflow_provider_cdc.sources.postgres.slots import end_mark, run_publication, slots, transaction_waits
-from airflow_provider_cdc.sources.postgres.slots import end_mark as durability_wait
+from airflow_provider_cdc.sources.postgres.slots import publications, slots, waits
 
 _TRIES = 3
 
@@ -175,10 +174,10 @@ class _Fixing:
         seconds, mine = self.lock.slot_wait_seconds, self.publication or self.name
         if not self.publication:
             logged = [table for plan, table in zip(self.plans, before, strict=True) if needs_log(plan)]
-            run_publication.create_publication(connection, self.name, logged, self.lock, self.run_id)
+            publications.create_publication(connection, self.name, logged, self.lock, self.run_id)
         facts = identity(connection)
-        state = run_publication.publication_state(connection, mine)
-        since = run_publication.now(connection)
+        state = publications.publication_state(connection, mine)
+        since = publications.now(connection)
         started = replace(facts, started=value(connection, session_setup.START))
         here = session_setup.of_run(self.settings, started)
         with slots.new_slot(here, self.name, seconds) as (position, view):
@@ -186,7 +185,7 @@ class _Fixing:
             # Wait before anything is read in the slot's own snapshot. In that snapshot, a transaction whose commit is
             # in the log but not yet in pg_xact counts as aborted. A reader would permanently mark the rows of the
             # transaction as aborted.
-            transaction_waits.wait_until_visible(self.settings, connection, seconds)
+            waits.wait_until_visible(self.settings, connection, seconds)
             at_point = read_at(connection, view, self._names)
         facts = slots.with_slot(facts, self.name, self.publication)
         members = replace(facts.publication, state=state)
@@ -194,7 +193,7 @@ class _Fixing:
         tables = read_catalog(connection, lambda catalog: self._read_after(catalog, state))
         # A crash must not undo the table definitions that the run relies on. The slot's point is safe from a crash,
         # because the server decoded it from log that is on disk.
-        durability_wait.wait(partial(query, connection), self.settings.address)
+        waits.wait(partial(query, connection), self.settings.address)
         changes = [
             f"{old.name}: {what}"
             for old, new in zip(before, tables, strict=True)
@@ -214,7 +213,7 @@ class _Fixing:
         tables = [replace(table, selection=plan.selection) for plan, table in zip(self.plans, found, strict=True)]
         check_whole(catalog, tables)
         # Since PostgreSQL 18, the server sends nothing for a publication that does not exist, and raises no error.
-        if run_publication.publication_state(catalog, mine) != state or (not self.publication and not state):
+        if publications.publication_state(catalog, mine) != state or (not self.publication and not state):
             raise SourceUnavailable(
                 "the publication was altered or dropped while the position was fixed",
                 where=f"publication {mine}",
@@ -250,7 +249,7 @@ def _were_altered(connection: Connection, before: Sequence[Table]) -> bool:
 def _planned(table: Table, plan: TablePlan) -> Table:
     details = {**table.details, AT_UPPER: True} if plan.at_upper else dict(table.details)
     if needs_log(plan):
-        details[run_publication.FOLLOWED] = True
+        details[publications.FOLLOWED] = True
     return replace(table, options=plan.options, details=details)
 
 
@@ -298,11 +297,11 @@ def share_view(settings: ConnectionSettings, lock: LockPolicy) -> Iterator[Share
     with session(settings, replication=True) as leader:
         query(leader, "BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
         sql = f"CREATE_REPLICATION_SLOT {slot} TEMPORARY LOGICAL {slots.PLUGIN} (SNAPSHOT 'use')"
-        upper, _ = transaction_waits.consistent_point(settings, leader, sql, seconds)
+        upper, _ = waits.consistent_point(settings, leader, sql, seconds)
         # From now on, the transaction keeps the rows of its snapshot. The slot would only keep log.
         query(leader, f"SELECT pg_catalog.pg_drop_replication_slot('{slot}')")
         with session(settings) as connection:
-            transaction_waits.wait_until_visible(settings, connection, seconds)
+            waits.wait_until_visible(settings, connection, seconds)
         yield SharedView(str(value(leader, "pg_export_snapshot()")), upper)
 
 
@@ -327,8 +326,8 @@ def bound_view(settings: ConnectionSettings, view: SharedView, tables: Sequence[
             if what:
                 raise SchemaChanged(what, where=f"{table.name} at {view.upper}", hint=HINT)
         # This session could import the snapshot, so this server exported it and has not been restarted since.
-        _, incarnation = durability_wait.wait(partial(query, connection), settings.address)
-        return UpperBound(view.upper, end_mark.log_end(view.upper), incarnation)
+        _, incarnation = waits.wait(partial(query, connection), settings.address)
+        return UpperBound(view.upper, waits.log_end(view.upper), incarnation)
 
 
 def bound_reads(settings: ConnectionSettings) -> UpperBound:
@@ -341,6 +340,6 @@ def bound_reads(settings: ConnectionSettings) -> UpperBound:
     :raises SourceUnavailable: the server does not flush its log.
     """
     with session(settings) as connection:
-        mark = end_mark.write(partial(query, connection))
-        end, incarnation = durability_wait.wait(partial(query, connection), settings.address)
-        return UpperBound(end, end_mark.log_end(end, mark), incarnation)
+        mark = waits.write(partial(query, connection))
+        end, incarnation = waits.wait(partial(query, connection), settings.address)
+        return UpperBound(end, waits.log_end(end, mark), incarnation)

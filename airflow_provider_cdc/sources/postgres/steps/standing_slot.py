@@ -29,7 +29,7 @@ from airflow_provider_cdc.errors import (
     PreflightError,
     SchemaChanged,
 )
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed, whole_rows
 from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
@@ -39,7 +39,7 @@ from airflow_provider_cdc.sources.postgres.checks.context import ServerContext
 from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.server import identity
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote, session, value
-from airflow_provider_cdc.sources.postgres.slots import run_publication, slots, transaction_waits
+from airflow_provider_cdc.sources.postgres.slots import publications, slots, waits
 from airflow_provider_cdc.sources.postgres.slots.commits import advance, prefix_at
 from airflow_provider_cdc.sources.postgres.slots.standing_record import (
     Join,
@@ -140,7 +140,7 @@ def keep_past(settings: ConnectionSettings, plans: Sequence[TablePlan], options:
             _take_over(connection, name, record)
             slots.allow_failover(settings, connection, name)
             _stay_in_use(connection, name, options.lock.slot_wait_seconds)
-        run_publication.let_go(connection, name)
+        publications.let_go(connection, name)
         try:
             record = _join(settings, connection, name, record, plans, options)
         except BaseException:
@@ -355,9 +355,9 @@ def _join(
         record = _with_frames(connection, name, record, {table: frames[table] for table in held})
         if not new:
             return record
-    if record is None and not run_publication.publication_state(connection, name):
-        run_publication.create_publication(connection, name, [], options.lock)
-    run_publication.add_tables(connection, name, new, options.lock)
+    if record is None and not publications.publication_state(connection, name):
+        publications.create_publication(connection, name, [], options.lock)
+    publications.add_tables(connection, name, new, options.lock)
 
     def joined_tables(catalog: Catalog) -> tuple[dict[str, str], dict[str, str], dict[str, str], str]:
         there = read_tables(catalog, [table.name for table in new])
@@ -436,5 +436,5 @@ def _point(settings: ConnectionSettings, connection: Connection, slot: str, opti
     allowed = ", FAILOVER true" if slot and slots.may_fail_over(connection) else ""
     sql = f"CREATE_REPLICATION_SLOT {quote(name)} {kind}LOGICAL {slots.PLUGIN} (SNAPSHOT 'export'{allowed})"
     with session(here, replication=True) as leader:
-        position, _ = transaction_waits.consistent_point(settings, leader, sql, options.lock.slot_wait_seconds)
+        position, _ = waits.consistent_point(settings, leader, sql, options.lock.slot_wait_seconds)
     return position

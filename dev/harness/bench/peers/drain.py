@@ -6,7 +6,7 @@ from itertools import pairwise
 from multiprocessing import get_context
 from typing import Any
 
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.decode.prepared import PreparedStatement
 from airflow_provider_cdc.sources.mysql.server.session import connect
 from harness.bench.contender import Address, Order, Work

@@ -10,8 +10,8 @@ from typing import Any
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Table
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import open_source
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from harness.bench.contender import Address, Order, Work
 from harness.bench.recorded import recorded
 from harness.bench.spark import CORES

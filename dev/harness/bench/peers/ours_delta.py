@@ -8,10 +8,8 @@ from multiprocessing import get_context
 from typing import Any
 
 from airflow_provider_cdc.core.positions.gtid import GtidSet
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.log import SegmentReader
 from airflow_provider_cdc.sources.api.registry import open_source
-from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.api.source import ConnectionSettings, SegmentReader, Source
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
 from airflow_provider_cdc.sources.mysql.log.segments import log_segments
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from airflow_provider_cdc.core.positions.gtid import GtidSet
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import open_source
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
 from airflow_provider_cdc.sources.mysql.log.dump import DATA_BYTES, RAW_BYTES
 from airflow_provider_cdc.sources.mysql.log.segments import MysqlSegmentReader

@@ -7,8 +7,8 @@ from collections import deque
 from typing import Any
 
 from airflow_provider_cdc.core.positions.position import Lsn
-from airflow_provider_cdc.sources.api.log import AT_START, Start
 from airflow_provider_cdc.sources.api.registry import open_source
+from airflow_provider_cdc.sources.api.source import AT_START, Start
 from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.postgres.log.segments import messages
 from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts

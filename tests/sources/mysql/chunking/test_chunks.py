@@ -23,7 +23,7 @@ import pytest
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.tables.chunk import Bound, Chunk, partition
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.chunking import chunks
 from airflow_provider_cdc.sources.mysql.chunking.axes import axis_of

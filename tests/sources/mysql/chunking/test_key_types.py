@@ -17,7 +17,7 @@ from airflow_provider_cdc.core.options.run import LockPolicy, TableOptions
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.jobs.snapshot.parts import KeyExtents, check_key_order
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.chunking import chunks
 from airflow_provider_cdc.sources.mysql.decode.prepared import PreparedStatement

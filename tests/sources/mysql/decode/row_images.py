@@ -10,7 +10,7 @@ from typing import Any
 from pymysql import Connection
 
 from airflow_provider_cdc.core.tables.table import Table, TableName
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.server.session import session
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables
 from harness.mysql_server import MysqlServer

@@ -27,7 +27,7 @@ from airflow_provider_cdc.errors import (
     TransientError,
     ValueNotRepresentable,
 )
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.decode import stream as packets
 from airflow_provider_cdc.sources.mysql.decode.cells import Located
 from airflow_provider_cdc.sources.mysql.decode.columns import finish

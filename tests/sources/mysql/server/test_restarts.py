@@ -28,8 +28,7 @@ from airflow_provider_cdc.jobs.begin.initial_position import begin
 from airflow_provider_cdc.jobs.consolidate import step as consolidate
 from airflow_provider_cdc.jobs.consolidate.publish import publish
 from airflow_provider_cdc.sinks.registry import open_sink
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.log import AT_START, Start
+from airflow_provider_cdc.sources.api.source import AT_START, ConnectionSettings, Start
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.server.session import session
 from harness.mysql_server import MysqlServer

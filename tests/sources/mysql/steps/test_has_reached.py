@@ -8,7 +8,7 @@ from datetime import UTC, timedelta
 import pytest
 
 from airflow_provider_cdc.core.positions.gtid import GtidSet
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.steps.check_identity import has_reached
 from harness.mysql_server import MysqlServer
 from tests.conftest import MysqlFactory

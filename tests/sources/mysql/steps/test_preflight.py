@@ -13,7 +13,7 @@ from airflow_provider_cdc.core.options.run import TableOptions
 from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.storage.records import decode, encode
 from airflow_provider_cdc.errors import PreflightError, Problem, TableUnreadable
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.server.driver import is_of_table, statement_error
 from airflow_provider_cdc.sources.planning.survey import survey

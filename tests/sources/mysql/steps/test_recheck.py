@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.errors import PreflightError, SchemaChanged
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, settings_of

@@ -30,8 +30,7 @@ from airflow_provider_cdc.errors import (
     SchemaChanged,
     SourceUnavailable,
 )
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.reading import ChunkReader
+from airflow_provider_cdc.sources.api.source import ChunkReader, ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.server import server
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace

@@ -21,7 +21,7 @@ from airflow_provider_cdc.core.options.run import LockPolicy, TableOptions
 from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.errors import CascadeNotLogged, PreflightError, SchemaChanged
 from airflow_provider_cdc.jobs.snapshot.read_part import DONE
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of

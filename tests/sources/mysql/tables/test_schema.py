@@ -9,7 +9,7 @@ import pytest
 from airflow_provider_cdc.core.storage.records import decode, encode
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.server.session import Connection, query, session
 from airflow_provider_cdc.sources.mysql.tables.schema import check_unchanged, read_tables, resolve
 from harness.mysql_server import MysqlServer

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_cdc.core.tables.selection import Selection
 from airflow_provider_cdc.errors import PreflightError
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.server.session import query
 from harness.mysql_server import MysqlServer

@@ -12,7 +12,7 @@ import pyarrow as pa
 from airflow_provider_cdc.core.options.run import TableOptions
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.catalog.types import arrow_schema, select_list
 from airflow_provider_cdc.sources.postgres.decode.columns import finish_batch
 from airflow_provider_cdc.sources.postgres.decode.rows import CopyReader, open_rows

@@ -15,7 +15,7 @@ from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.postgres.catalog.types import arrow_schema
-from airflow_provider_cdc.sources.postgres.chunking.sample import sample
+from airflow_provider_cdc.sources.postgres.chunking.chunks import sample
 from airflow_provider_cdc.sources.postgres.decode.columns import split_arrays
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 from airflow_provider_cdc.sources.postgres.server.session import quote

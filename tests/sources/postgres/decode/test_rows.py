@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.kernels import Bytes, Int64s
 from airflow_provider_cdc.errors import ConfigurationError, DecodeError, SourceUnavailable
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.decode import stream
 from airflow_provider_cdc.sources.postgres.decode import stream as packets
 from airflow_provider_cdc.sources.postgres.decode.rows import AdbcReader, CopyReader, open_rows

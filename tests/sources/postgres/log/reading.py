@@ -11,13 +11,13 @@ import pyarrow as pa
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.positions.position import LogEnd, Lsn
 from airflow_provider_cdc.core.tables.table import TableName
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 from airflow_provider_cdc.sources.postgres.log.segments import log_segments, open_segment
 from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.session import session
-from airflow_provider_cdc.sources.postgres.slots import end_mark, run_publication, slots
+from airflow_provider_cdc.sources.postgres.slots import publications, slots, waits
 from harness.postgres_server import SUPERUSER, PostgresServer
 from tests.sources.changes import Changes
 from tests.sources.postgres.catalog_reading import read_tables
@@ -50,7 +50,7 @@ class LogReading:
         with session(self.settings) as connection:
             self.tables = read_tables(connection, [TableName("public", name) for name in names])
             if not publication:
-                run_publication.create_publication(connection, self.slot, self.tables, LockPolicy())
+                publications.create_publication(connection, self.slot, self.tables, LockPolicy())
         self.initial = slots.create_slot(self.settings, self.slot, 30)
         self.identity = slots.with_slot(PostgresFacts(), self.slot, publication)
 
@@ -81,7 +81,7 @@ class LogReading:
     def read(self, end: Lsn | LogEnd | None = None, upper: Lsn | None = None) -> Window:
         """The net change up to ``end`` (now), of keyless tables up to ``upper`` (the same)."""
         end = end or self.now()
-        upper = upper or end_mark.parse_log_end(LogEnd(str(end)))[0]
+        upper = upper or waits.parse_log_end(LogEnd(str(end)))[0]
         with open_segment(self.settings, self.segment(end), self.initial, self.tracked(upper)) as reader:
             batches = list(reader)
             window = Window(summary=reader.summary, batches=batches)

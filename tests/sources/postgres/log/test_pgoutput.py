@@ -33,7 +33,7 @@ from airflow_provider_cdc.sources.postgres.log import walk_state
 from airflow_provider_cdc.sources.postgres.log.walker import LogWalker
 from airflow_provider_cdc.sources.postgres.server import pgoutput
 from airflow_provider_cdc.sources.postgres.server.session import APPLICATION
-from airflow_provider_cdc.sources.postgres.slots.end_mark import EndMark
+from airflow_provider_cdc.sources.postgres.slots.waits import EndMark
 from tests.seeds import seeds
 from tests.sources.guarded import guarded
 from tests.sources.postgres.log.messages import begin, change, commit, relation, said, truncate, tuple_data

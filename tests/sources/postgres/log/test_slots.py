@@ -18,12 +18,11 @@ from airflow_provider_cdc.errors import (
     PositionError,
     SourceUnavailable,
 )
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.log import segments
 from airflow_provider_cdc.sources.postgres.log.segments import log_segments, open_segment
 from airflow_provider_cdc.sources.postgres.server.session import query, session
-from airflow_provider_cdc.sources.postgres.slots import end_mark, slots
-from airflow_provider_cdc.sources.postgres.slots import end_mark as durability_wait
+from airflow_provider_cdc.sources.postgres.slots import slots, waits
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
 from tests.consistency.postgres.servers import EVERY
@@ -162,12 +161,12 @@ def test_the_mark_of_the_reads_is_met_however_the_window_is_taken(
         run("UPDATE a SET n = n + 1", *others)
     with session(reading.settings) as connection:
         ask = partial(query, connection)
-        mark = end_mark.write(ask)
-        end, _ = durability_wait.wait(ask, "the end of the log")
+        mark = waits.write(ask)
+        end, _ = waits.wait(ask, "the end of the log")
     run("UPDATE a SET n = n + 1", *others)
-    assert reading.read(end_mark.log_end(end, mark), end).summary.row_images == 2 * 4
+    assert reading.read(waits.log_end(end, mark), end).summary.row_images == 2 * 4
     with pytest.raises(LogGone, match="no longer contains the mark"):
-        reading.read(end_mark.log_end(end, replace(mark, token="0" * 32)), end)
+        reading.read(waits.log_end(end, replace(mark, token="0" * 32)), end)
 
 
 def test_a_log_that_ends_before_the_bound(run: Run, follow: Follow) -> None:

@@ -12,7 +12,7 @@ from airflow_provider_cdc.errors import LogGone, SchemaChanged
 from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.postgres.log import segments, tail
 from airflow_provider_cdc.sources.postgres.log.tail import PostgresLogTail, open_tail
-from airflow_provider_cdc.sources.postgres.slots.end_mark import log_end
+from airflow_provider_cdc.sources.postgres.slots.waits import log_end
 from tests.sources.changes import key
 from tests.sources.postgres.log.reading import FULL, Follow, LogReading, Run
 

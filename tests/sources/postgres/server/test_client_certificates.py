@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import ConfigurationError
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.decode.rows import CopyReader, open_rows
 from airflow_provider_cdc.sources.postgres.server import verified_tls
 from airflow_provider_cdc.sources.postgres.server.session import reading_session, session

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, DecodeError, SchemaChanged, SourceUnavailable
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.decode.rows import CopyReader
 from airflow_provider_cdc.sources.postgres.decode.stream import CopyStream, socket_of
 from airflow_provider_cdc.sources.postgres.server import verified_tls

@@ -13,11 +13,10 @@ import pytest
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.errors import SourceUnavailable
-from airflow_provider_cdc.sources.api.log import AT_START, Start
-from airflow_provider_cdc.sources.api.reading import ChunkReader
+from airflow_provider_cdc.sources.api.source import AT_START, ChunkReader, Start
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.decode import rows
-from airflow_provider_cdc.sources.postgres.slots import end_mark
+from airflow_provider_cdc.sources.postgres.slots import waits
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
 from tests.sources.postgres.log.reading import settings as settings_of
@@ -143,10 +142,10 @@ def test_settling_takes_one_query_where_the_log_is_on_disk(postgres_factory: Pos
             asked.append(sql)
             return connection.execute(sql).fetchall()
 
-        first, incarnation = end_mark.wait(ask, "here")
+        first, incarnation = waits.wait(ask, "here")
         for _ in range(20):
             asked.clear()
-            again, same = end_mark.wait(ask, "here")
+            again, same = waits.wait(ask, "here")
             # From time to time the server notes in its log what runs.
             if len(asked) == 1:
                 break
@@ -157,4 +156,4 @@ def test_settling_takes_one_query_where_the_log_is_on_disk(postgres_factory: Pos
         assert incarnation == same
     server.restart()
     with server.connect() as connection:
-        assert end_mark.wait(lambda sql: connection.execute(sql).fetchall(), "here")[1] != incarnation
+        assert waits.wait(lambda sql: connection.execute(sql).fetchall(), "here")[1] != incarnation

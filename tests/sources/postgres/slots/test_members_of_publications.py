@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_cdc.sources.postgres.server.session import session
-from airflow_provider_cdc.sources.postgres.slots.run_publication import altered_members, members_state
+from airflow_provider_cdc.sources.postgres.slots.publications import altered_members, members_state
 from harness.postgres_server import PostgresServer
 from tests.sources.postgres.log.reading import settings as settings_of
 

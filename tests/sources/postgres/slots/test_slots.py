@@ -18,7 +18,7 @@ from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import LockNotGranted, LogGone, PreflightError, TransientError
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.log.segments import copy_slot
 from airflow_provider_cdc.sources.postgres.server.session import (
@@ -28,7 +28,7 @@ from airflow_provider_cdc.sources.postgres.server.session import (
     reading_session,
     session,
 )
-from airflow_provider_cdc.sources.postgres.slots import run_publication, slots, transaction_waits
+from airflow_provider_cdc.sources.postgres.slots import publications, slots, waits
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
 from tests.soon import soon
@@ -64,7 +64,7 @@ def tables_of(settings: ConnectionSettings) -> tuple[Table, ...]:
 
 def settle(settings: ConnectionSettings, seconds: float = 1.0) -> None:
     with session(settings) as connection:
-        transaction_waits.wait_until_visible(settings, connection, seconds)
+        waits.wait_until_visible(settings, connection, seconds)
 
 
 @pytest.mark.slow
@@ -78,7 +78,7 @@ def test_a_commit_that_the_point_contains_and_nobody_sees_yet_is_waited_for(own:
     settings = settings_of(own, "postgres")
     first, second, third = own.connect(autocommit=False), own.connect(autocommit=False), own.connect()
     with background(own) as pool, session(settings) as control:
-        run_publication.create_publication(control, SLOT, tables_of(settings), LockPolicy())
+        publications.create_publication(control, SLOT, tables_of(settings), LockPolicy())
         first.execute("UPDATE stock SET left_over = 1 WHERE id = 1")
         point = pool.submit(slots.create_slot, settings, SLOT, 30)
         wait_for(own, "backend_type = 'walsender' AND wait_event = 'transactionid'")
@@ -159,7 +159,7 @@ def test_another_slot_in_use_does_not_hide_an_open_transaction(own: PostgresServ
         own.connect(autocommit=False) as writing,
         closing(own.connect(replication="database")) as theirs,
     ):
-        run_publication.create_publication(control, SLOT, tables_of(settings), LockPolicy())
+        publications.create_publication(control, SLOT, tables_of(settings), LockPolicy())
         theirs.pgconn.send_query(
             f"START_REPLICATION SLOT theirs LOGICAL 0/0 (proto_version '1', publication_names '{SLOT}')".encode()
         )
@@ -261,7 +261,7 @@ def test_what_the_slot_waits_for_is_named_while_it_waits(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It has its own time limit: a lock would not have been waited for that long."""
-    monkeypatch.setattr(transaction_waits, "NAME_SECONDS", 0.3)
+    monkeypatch.setattr(waits, "NAME_SECONDS", 0.3)
     plans = source.preflight(["public.stock"])
     policy = LockPolicy(wait_seconds=1, tries=1, pause_seconds=0.0, slot_wait_seconds=120)
     with (
@@ -292,7 +292,7 @@ def test_a_wait_is_cut_short_although_it_begins_late(
             time.sleep(1)
         return query(connection, sql, arguments)
 
-    monkeypatch.setattr(transaction_waits, "query", late)
+    monkeypatch.setattr(waits, "query", late)
     with postgres.connect(database=database, autocommit=False) as writing:
         writing.execute("INSERT INTO stock VALUES (99, 9)")
         with pytest.raises(LockNotGranted, match="idle in transaction"):
@@ -338,7 +338,7 @@ def test_an_older_try_that_ends_late_keeps_what_the_newer_one_made(
         newer.append(source.record_initial(plans, LockPolicy(), RUN_ID))
         raise ZeroDivisionError
 
-    monkeypatch.setattr(transaction_waits, "wait_until_visible", be_overtaken_and_fail)
+    monkeypatch.setattr(waits, "wait_until_visible", be_overtaken_and_fail)
     with pytest.raises(ZeroDivisionError):
         source.record_initial(plans, LockPolicy(), RUN_ID)
     (counts,) = newer
@@ -517,11 +517,11 @@ def test_a_publication_that_was_changed_and_changed_back_is_another(
     database = source.settings.database
     postgres.query("CREATE PUBLICATION p FOR TABLE stock", database=database)
     with session(source.settings) as connection:
-        before = run_publication.publication_state(connection, "p")
+        before = publications.publication_state(connection, "p")
         postgres.query(there, database=database)
-        between = run_publication.publication_state(connection, "p")
+        between = publications.publication_state(connection, "p")
         postgres.query(back, database=database)
-        assert len({before, between, run_publication.publication_state(connection, "p")}) == 3
+        assert len({before, between, publications.publication_state(connection, "p")}) == 3
 
 
 def test_a_lock_on_a_table_makes_the_publication_wait_no_longer_than_allowed(
@@ -530,4 +530,4 @@ def test_a_lock_on_a_table_makes_the_publication_wait_no_longer_than_allowed(
     with postgres.connect(database=source.settings.database, autocommit=False) as locking:
         locking.execute("LOCK TABLE stock IN SHARE UPDATE EXCLUSIVE MODE")
         with pytest.raises(LockNotGranted, match="the lock to publish"), session(source.settings) as control:
-            run_publication.create_publication(control, "p", tables_of(source.settings), QUICK)
+            publications.create_publication(control, "p", tables_of(source.settings), QUICK)

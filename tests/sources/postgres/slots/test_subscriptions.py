@@ -13,7 +13,7 @@ import pytest
 
 from airflow_provider_cdc.errors import LockNotGranted
 from airflow_provider_cdc.sources.postgres.server.session import session
-from airflow_provider_cdc.sources.postgres.slots import transaction_waits
+from airflow_provider_cdc.sources.postgres.slots import waits
 from harness.postgres_server import PostgresServer
 from tests.consistency.postgres.servers import VERSIONS, primary_of
 from tests.soon import soon
@@ -66,7 +66,7 @@ def publisher(subscriber: PostgresServer) -> Iterator[Publisher]:
 def settle(server: PostgresServer, seconds: float) -> None:
     settings = settings_of(server, "postgres")
     with session(settings) as connection:
-        transaction_waits.wait_until_visible(settings, connection, seconds)
+        waits.wait_until_visible(settings, connection, seconds)
 
 
 def prepare(server: PostgresServer, publisher: Publisher) -> None:

@@ -16,11 +16,11 @@ import pytest
 
 from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import LogEnd
+from airflow_provider_cdc.core.run.ledger import Link, reaching
 from airflow_provider_cdc.core.run.manifest import InitialPoint
-from airflow_provider_cdc.core.run.spool_chain import Link, reaching
 from airflow_provider_cdc.core.tables.table import Column, Evolution, Table, TableName
 from airflow_provider_cdc.errors import CdcError, SchemaChanged
-from airflow_provider_cdc.sources.api.log import AT_START, Start
+from airflow_provider_cdc.sources.api.source import AT_START, Start
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.catalog.schema_difference import AT_UPPER

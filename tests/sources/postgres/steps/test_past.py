@@ -18,7 +18,7 @@ from airflow_provider_cdc.core.positions import as_of
 from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import Lsn, Position
 from airflow_provider_cdc.errors import CdcError, LockNotGranted, PreflightError, SourceUnavailable
-from airflow_provider_cdc.sources.api.log import AT_START, Start
+from airflow_provider_cdc.sources.api.source import AT_START, Start
 from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.planning.survey import survey, survey_past
 from airflow_provider_cdc.sources.postgres import PostgresSource

@@ -18,7 +18,7 @@ from airflow_provider_cdc.errors import (
     Problem,
     SchemaChanged,
 )
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.planning.selections import requested
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.server import server as blockers

@@ -25,8 +25,8 @@ from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.decode.rows import CopyReader, open_rows
 from airflow_provider_cdc.sources.postgres.server.session import mapped_errors, query, session
-from airflow_provider_cdc.sources.postgres.slots import end_mark, slots
-from airflow_provider_cdc.sources.postgres.slots.end_mark import insert_end
+from airflow_provider_cdc.sources.postgres.slots import slots, waits
+from airflow_provider_cdc.sources.postgres.slots.waits import insert_end
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
 from tests.soon import soon
@@ -259,7 +259,7 @@ def test_the_bound_does_not_wait_for_transactions_that_are_open(
 ) -> None:
     """On a server where no other session commits, because a commit would flush the log."""
     # By itself, the server flushes what open transactions write within 15 s.
-    monkeypatch.setattr(end_mark, "FLUSH_SECONDS", 10.0)
+    monkeypatch.setattr(waits, "FLUSH_SECONDS", 10.0)
     server = postgres_factory({"autovacuum": "off"})
     server.query("CREATE TABLE stock (id int PRIMARY KEY, left_over int)")
     server.query("INSERT INTO stock VALUES (1, 0)")
@@ -287,8 +287,8 @@ def test_the_bound_covers_commits_that_are_visible_before_they_are_on_disk(
 def test_a_log_that_is_not_flushed_is_waited_for_no_longer_than_it_takes(
     postgres: PostgresServer, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(end_mark, "insert_end", lambda lsn, *sizes: Lsn(int(lsn) + 2**20))
-    monkeypatch.setattr(end_mark, "FLUSH_SECONDS", 0.1)
+    monkeypatch.setattr(waits, "insert_end", lambda lsn, *sizes: Lsn(int(lsn) + 2**20))
+    monkeypatch.setattr(waits, "FLUSH_SECONDS", 0.1)
     with pytest.raises(SourceUnavailable, match="did not write its log to disk"):
         source.bound_reads()
 
@@ -324,7 +324,7 @@ def test_a_log_that_ends_with_a_page_is_whole(postgres: PostgresServer, source: 
             if insert() % PAGE == 24:
                 # It raises an error if the wait times out.
                 with session(source.settings) as connection:
-                    end, _ = end_mark.wait(partial(query, connection), "the end of the log")
+                    end, _ = waits.wait(partial(query, connection), "the end of the log")
                 # Sessions that begin may write to the log, too.
                 if int(end) % PAGE == 0:
                     return

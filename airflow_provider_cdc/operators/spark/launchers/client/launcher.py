@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
+import locale
+import logging
 import os
+import re
+import shutil
+import signal
+import socket
+import stat
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,21 +25,242 @@ from typing import Any
 import airflow_provider_cdc
 from airflow_provider_cdc.compat import master_of_connection, spark_submit_command, supervisor_channel
 from airflow_provider_cdc.errors import ConfigurationError, Problem
-from airflow_provider_cdc.jobs.runtime.driver import PACKAGE_VARIABLE, TRY_VARIABLE, has_user_entry, package_zip
+from airflow_provider_cdc.jobs.runtime.driver import (
+    JVM_VARIABLE,
+    PACKAGE_VARIABLE,
+    TRY_VARIABLE,
+    driver_jvm,
+    has_user_entry,
+    package_zip,
+    to_environment,
+)
+from airflow_provider_cdc.jobs.runtime.java_errors import hint_for, last_cause
 from airflow_provider_cdc.operators.spark.launchers.base import JobState, Phase, SparkRequest
 from airflow_provider_cdc.operators.spark.launchers.client import guardian
-from airflow_provider_cdc.operators.spark.launchers.client.checks import check_master_answers, problems_of
-from airflow_provider_cdc.operators.spark.launchers.client.driver_log import log4j_option, log_line
-from airflow_provider_cdc.operators.spark.launchers.client.launch import (
-    UNSET,
-    LastLines,
-    driver_environment,
-    failed,
-    scratch,
-    scratch_environment,
-    scratch_parent,
-    text_environment,
+from airflow_provider_cdc.operators.spark.launchers.client.checks import (
+    check_master_answers,
+    problems_of,
+    resolves,
+    search_path,
 )
+from airflow_provider_cdc.operators.spark.launchers.client.guardian import LOCK
+from airflow_provider_cdc.sinks.registry import CatalogSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
+
+# The environment of a Spark driver that is started on this machine, its scratch folder, and how it ended.
+
+
+UNSET = ("SPARK_REMOTE",)
+"""Variables that a driver must not have: ``spark-submit`` refuses a master beside a server of Spark Connect."""
+
+
+def driver_environment(
+    settings: ConnectionSettings, master: str, catalog: CatalogSettings | None = None
+) -> dict[str, str]:
+    """Return the environment variables that a Spark driver needs.
+
+    The variables hold the credentials, the options of the driver's JVM, and the path of the Python interpreter in which
+    this package is installed.
+    """
+    variables = {
+        **to_environment(settings, catalog),
+        **driver_jvm(),
+        "PATH": search_path(),
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+    }
+    if master.startswith("local"):
+        # On a cluster, the cluster's own configuration selects the Python of the executors.
+        variables["PYSPARK_PYTHON"] = sys.executable
+        if "SPARK_LOCAL_IP" not in os.environ and not resolves(socket.gethostname()):
+            # Spark does not start if the machine's own name does not resolve. Here all its connections are local.
+            variables["SPARK_LOCAL_IP"] = "127.0.0.1"
+    return variables
+
+
+def scratch_environment(folder: Path, variables: Mapping[str, str], more: str = "") -> dict[str, str]:
+    """Return environment variables with which the driver's processes write all local files into ``folder``.
+
+    :param more: additional options of the driver's JVM.
+    """
+    scratch = {"TMPDIR": str(folder), "SPARK_LOCAL_DIRS": str(folder)}
+    if not has_user_entry():
+        # Java takes "?" for the user's home, and Spark would fail there.
+        more = f'"-Duser.home={folder}" {more}'
+        if not os.access(os.environ.get("HOME") or "", os.W_OK):
+            scratch["HOME"] = str(folder)
+    # If an option occurs twice, the JVM uses the last value. So the options that the user has set come last.
+    jvm = f'"-Djava.io.tmpdir={folder}" -XX:-UsePerfData {more} {variables.get(JVM_VARIABLE, "")}'.strip()
+    return {**scratch, JVM_VARIABLE: jvm}
+
+
+def text_environment() -> dict[str, str]:
+    """Return environment variables with which the driver's processes use UTF-8 for names of files and for arguments.
+
+    With another locale, the JVM replaces every character that is not ASCII by a question mark.
+    """
+    if locale.nl_langinfo(locale.CODESET) == "UTF-8":
+        return {}
+    return {"LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"}
+
+
+# The state of a ``spark-submit`` that failed: the exit status, the last lines of the output, and a hint.
+
+
+_KEPT = 200
+_SHOWN = 12
+_FRAME = re.compile(r"\s+at \S+\(|\s+\.\.\. \d+ more")
+_KILLED = "the machine may have run out of memory: check its kernel log, and run fewer tasks at once on it"
+_TERMINATED = (
+    "its processes got SIGTERM, and not from Airflow: the machine, its container or its service was stopped. Finished "
+    "work is kept; retry the task when the machine is up"
+)
+_ABOVE = "see the whole output above, in the log of this task; fix the cause, then clear the task"
+
+_BY_SIGNAL = {-signal.SIGKILL: _KILLED, -signal.SIGTERM: _TERMINATED}
+"""The hints for signals, as negative numbers. A shell adds 128 to the number of a signal."""
+
+
+class LastLines:
+    """Keeps the last lines of an output."""
+
+    def __init__(self) -> None:
+        self._kept: deque[str] = deque(maxlen=_KEPT)
+
+    def passing(self, lines: Iterable[str]) -> Iterator[str]:
+        """Yield the lines unchanged, and keep the last lines."""
+        for line in lines:
+            self._kept.append(line.rstrip())
+            yield line
+
+    def explanation(self) -> list[str]:
+        """Return the kept lines that may explain the failure, without the frames of Java's stack traces."""
+        return [line for line in self._kept if line.strip() and not _FRAME.match(line)]
+
+
+def failed(status: int, lines: LastLines) -> JobState:
+    """Return the state of a job whose ``spark-submit`` failed.
+
+    :param status: the exit status of ``spark-submit``. A negative number means that this signal killed
+        ``spark-submit``.
+    """
+    output = lines.explanation()
+    hint = hint_for(output, _BY_SIGNAL.get(status if status < 0 else 128 - status, _ABOVE))
+    how = f"ended with status {status}" if status >= 0 else f"was killed by signal {-status}"
+    if cause := last_cause("\n".join(output)):
+        how = f"{how}: {cause}"
+    shown = "".join(f"\n    {line}" for line in output[-_SHOWN:])
+    ending = f". Its last lines:{shown}" if shown else " without any output"
+    return JobState(Phase.FAILED, f"spark-submit {how}{ending}", hint)
+
+
+# Folders for the local files of a step's Spark driver. The folders are removed when the step ends, even if the step is
+# killed.
+#
+# A process that uses a folder holds the lock of the folder, and the kernel releases the lock when the process ends. So
+# if the lock of a folder is free, a killed step left the folder, and the next step on the machine removes the folder.
+
+
+_UNLOCKED_SECONDS = 3600.0
+"""A ``making-…`` folder that is older than this number of seconds belongs to no process, and is removed."""
+
+
+def scratch_parent(properties: Mapping[str, object]) -> Path:
+    """Return the parent folder for scratch folders: the local folder that is configured for Spark, otherwise the
+    system's temporary folder."""
+    named = os.environ.get("SPARK_LOCAL_DIRS") or str(properties.get("spark.local.dir") or "")
+    folder = Path(named.split(",")[0].strip() or tempfile.gettempdir())
+    return folder if folder.is_dir() else Path(tempfile.gettempdir())
+
+
+@contextmanager
+def scratch(parent: Path) -> Iterator[Path]:
+    """Create a folder below ``parent``, and remove it at the end.
+
+    First remove the folders that killed steps of this user left in ``parent``.
+    """
+    _sweep(parent)
+    making = Path(tempfile.mkdtemp(prefix=f"making-{_prefix()}", dir=parent))
+    folder = making.with_name(making.name.removeprefix("making-"))
+    with (making / LOCK).open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        # Lock the folder before it gets its final name, because other steps remove unlocked folders with such a name.
+        making.rename(folder)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _prefix() -> str:
+    return f"airflow-provider-cdc-{os.getuid()}-"
+
+
+def _sweep(parent: Path) -> None:
+    for folder in filter(_is_own, parent.glob(f"{_prefix()}*")):
+        # Another user could have created any kind of file with the name of the lock. If the file is a pipe, opening it
+        # must not block this process. If the file is a link, it must not be followed.
+        with suppress(OSError), open(folder / LOCK, "rb", opener=_unhindered) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+    for folder in filter(_is_own, parent.glob(f"making-{_prefix()}*")):
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime > _UNLOCKED_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_own(folder: Path) -> bool:
+    """Return whether this user owns the folder. In a shared parent folder, another user may have created a folder with
+    the same name."""
+    with suppress(OSError):
+        status = folder.lstat()
+        return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    return False
+
+
+def _unhindered(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+
+
+# The log of a driver: its settings, and the level of each line.
+#
+# The output of a driver is the log of its task. Airflow's Spark hook would log every line at the same level, so
+# warnings would not stand out.
+
+
+LOG4J = Path(__file__).with_name("log4j2.properties")
+
+_NOISE = re.compile(
+    # The JVM and Spark's launcher print these lines, regardless of the log settings.
+    r"WARNING: Using incubator modules: |"
+    r"Using Spark's default log4j profile: |"
+    r'Setting default log level to "|'
+    r"To adjust logging level use sc\.setLogLevel"
+)
+_LEVELS = (
+    (logging.ERROR, re.compile(r"(?:\d\S* )?\d\d:\d\d:\d\d (?:ERROR|FATAL) |\w+ failed: ")),
+    (logging.WARNING, re.compile(r"(?:\d\S* )?\d\d:\d\d:\d\d WARN |(?:\w+: )?WARNING: ")),
+)
+
+
+def log4j_option(properties: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> str:
+    """Return the JVM option with which the driver uses the log settings of this package.
+
+    The result is empty if the user has configured Spark's logging.
+    """
+    folder = environment.get("SPARK_CONF_DIR")
+    has_user_config = folder and any((Path(folder) / name).is_file() for name in ("log4j2.properties", "log4j2.xml"))
+    if has_user_config or "log4j" in str(properties.get("spark.driver.extraJavaOptions", "")):
+        return ""
+    return f'"-Dlog4j2.configurationFile={LOG4J.as_uri()}"'
+
+
+def log_line(line: str, log: Any) -> None:
+    """Log a line of a driver's output at the level that the line has. Spark's start-up noise is dropped."""
+    text = line.rstrip()
+    if _NOISE.match(text):
+        return
+    level = next((level for level, pattern in _LEVELS if pattern.match(text)), logging.INFO)
+    log.log(level, "%s", text)
 
 
 @dataclass(frozen=True)
