@@ -36,8 +36,8 @@ CHECKS: tuple[Check[None], ...] = (
         (),
         "set `On.unrepresentable`, or correct the value",
         raised_by=(
-            Raised(Moment.READING, "jobs.reads.unrepresentable_rows:check_count"),
-            Raised(Moment.BEFORE_COMMIT, "jobs.reads.unrepresentable_rows:check_remaining"),
+            Raised(Moment.READING, "jobs.reads:check_count"),
+            Raised(Moment.BEFORE_COMMIT, "jobs.reads:check_remaining"),
         ),
     ),
     Check(
@@ -53,7 +53,7 @@ CHECKS: tuple[Check[None], ...] = (
         "If a prepared transaction commits in the window, its rows are in the log.",
         (),
         "trigger a new run",
-        raised_by=(Raised(Moment.LOG_READ, "jobs.extract_delta.step:_read_window"),),
+        raised_by=(Raised(Moment.LOG_READ, "jobs.extract_delta.read_window:read_window"),),
     ),
     Check(
         "run.rows-of-the-log",

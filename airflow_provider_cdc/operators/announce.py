@@ -26,10 +26,14 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import Asset
 
 from airflow_provider_cdc.assets import copy_asset
-from airflow_provider_cdc.core.run.results import Announced, Told, read_told
+from airflow_provider_cdc.core.digest.totals import NAME as DEFINITION
+from airflow_provider_cdc.core.run.manifest import FeedGap
+from airflow_provider_cdc.core.run.results import Announced, ConsolidateResult, Told, read_told
 from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.shards.copy_tables import copies_of
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.core.storage.records import digest_of
+from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.production import VARIABLE, production_targets
 
 if TYPE_CHECKING:
@@ -99,6 +103,61 @@ def new_events(
         if (table, True) not in recorded_events and (table, event.latest) not in recorded_events
     }
     return Announcement(events, Told((*recorded, events) if events else recorded))
+
+
+def extras_of(run: Run, published: Mapping[str, str], latest: Mapping[str, bool]) -> dict[str, dict[str, Any]]:
+    """Return the ``extra`` of each copy's event, by table name."""
+    done = run.result_of(ConsolidateResult)
+    digests = _digests(run)
+    return {
+        name: {
+            "run_id": run.run_id,
+            "position": run.position_text,
+            run.manifest.position_key: run.position_text,
+            "rows": done.rows[name],
+            "path": published[name],
+            "latest": latest[name],
+            "schema_digest": digest_of(_shape(copy.first.table)),
+            **certificate_extra(done.rows[name], digests.get(name, "")),
+            **({"shards": done.shards[name]} if copy.merged else {}),
+            **({"missed_as_of": run.manifest.missed_as_of} if run.manifest.missed_past is not None else {}),
+            **_part(copy.first.table),
+            **(_gap(done.feed_gaps[name]) if name in done.feed_gaps else {}),
+        }
+        for copy in copies_of(run.manifest.tables)
+        if (name := str(copy.name)) in published
+    }
+
+
+def _digests(run: Run) -> dict[str, str]:
+    # Import PyArrow late, because DAG files are parsed continually.
+    from airflow_provider_cdc.core.run.commit_record import decision_of
+    from airflow_provider_cdc.core.shards.published import digests_of_copies
+
+    return digests_of_copies(run.manifest, decision_of(run)) if run.committed else {}
+
+
+def certificate_extra(rows: int, digest: str) -> dict[str, Any]:
+    """Return the total of a copy's certificate. Empty: it is not known."""
+    return {"certificate": {"definition": DEFINITION, "rows": rows, "digest": digest}} if digest else {}
+
+
+def _part(table: Table) -> dict[str, Any]:
+    """Return a description of the part of a table that was copied. Empty: the whole table was copied."""
+    selection = table.selection
+    part = {"where": selection.condition, "columns": list(selection.columns)}
+    return {name: value for name, value in part.items() if value}
+
+
+def _gap(gap: FeedGap) -> dict[str, Any]:
+    return {"feed_gap": {"from_run_id": gap.base, "from": gap.start, "reason": gap.reason}}
+
+
+def _shape(table: Table) -> list[Any]:
+    if table.shard is not None:
+        merged = [[column.name, column.type, column.nullable] for column in table.shard.columns]
+        return [merged, list(table.published_key), list(table.shard.origin_columns)]
+    return [[[column.name, column.type, column.nullable] for column in table.columns], list(table.key)]
 
 
 def say_other_target(log: Any, run: Run, source_conn_id: str) -> None:

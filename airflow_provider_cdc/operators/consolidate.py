@@ -7,20 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.assets import announce
 from airflow_provider_cdc.core.copies.removal import Removed, read_removed
-from airflow_provider_cdc.core.digest.totals import NAME as DEFINITION
-from airflow_provider_cdc.core.run.manifest import FeedGap
 from airflow_provider_cdc.core.run.results import ConsolidateResult, Told
 from airflow_provider_cdc.core.run.run import Run, read_is_latest
-from airflow_provider_cdc.core.shards.copy_tables import copies_of
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.storage.records import digest_of
-from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.storage import accessing_storage
 from airflow_provider_cdc.metrics import tell_published
-from airflow_provider_cdc.operators.announce import announcement_of, say_other_target
+from airflow_provider_cdc.operators.announce import announcement_of, extras_of, say_other_target
 from airflow_provider_cdc.operators.base import log_skipped, push_xcoms
 from airflow_provider_cdc.operators.planning.missing_past import say_missed_past
 from airflow_provider_cdc.operators.spark.step import SparkStepOperator, dag_run_name
@@ -76,7 +71,7 @@ class ConsolidateOperator(SparkStepOperator):
         result = super().execute(context)
         run = Run.load(Storage(self.run_uri))
         latest = read_is_latest(run.folder)
-        copies = _copies(run, result["published"], latest)
+        copies = extras_of(run, result["published"], latest)
         removed = read_removed(run.folder) if run.manifest.options.keep else Removed()
         announcement = announcement_of(context, run, self.source_conn_id, {table: latest[table] for table in copies})
         events = [(event.uri, copies[table]) for table, event in announcement.events.items()]
@@ -147,58 +142,3 @@ class ConsolidateOperator(SparkStepOperator):
             self.log.warning("Could not write the run's report: %s", error)
         else:
             self.log.info("Report of the run: %s", self.report_uri)
-
-
-def _copies(run: Run, published: Mapping[str, str], latest: Mapping[str, bool]) -> dict[str, dict[str, Any]]:
-    """Return the ``extra`` of each copy's event, by table name."""
-    done = run.result_of(ConsolidateResult)
-    digests = _digests(run)
-    return {
-        name: {
-            "run_id": run.run_id,
-            "position": run.position_text,
-            run.manifest.position_key: run.position_text,
-            "rows": done.rows[name],
-            "path": published[name],
-            "latest": latest[name],
-            "schema_digest": digest_of(_shape(copy.first.table)),
-            **_certificate(done.rows[name], digests.get(name, "")),
-            **({"shards": done.shards[name]} if copy.merged else {}),
-            **({"missed_as_of": run.manifest.missed_as_of} if run.manifest.missed_past is not None else {}),
-            **_part(copy.first.table),
-            **(_gap(done.feed_gaps[name]) if name in done.feed_gaps else {}),
-        }
-        for copy in copies_of(run.manifest.tables)
-        if (name := str(copy.name)) in published
-    }
-
-
-def _digests(run: Run) -> dict[str, str]:
-    # Import PyArrow late, because DAG files are parsed continually.
-    from airflow_provider_cdc.core.run.commit_record import decision_of
-    from airflow_provider_cdc.core.shards.published import digests_of_copies
-
-    return digests_of_copies(run.manifest, decision_of(run)) if run.committed else {}
-
-
-def _certificate(rows: int, digest: str) -> dict[str, Any]:
-    """Return the total of a copy's certificate. Empty: it is not known."""
-    return {"certificate": {"definition": DEFINITION, "rows": rows, "digest": digest}} if digest else {}
-
-
-def _part(table: Table) -> dict[str, Any]:
-    """Return a description of the part of a table that was copied. Empty: the whole table was copied."""
-    selection = table.selection
-    part = {"where": selection.condition, "columns": list(selection.columns)}
-    return {name: value for name, value in part.items() if value}
-
-
-def _gap(gap: FeedGap) -> dict[str, Any]:
-    return {"feed_gap": {"from_run_id": gap.base, "from": gap.start, "reason": gap.reason}}
-
-
-def _shape(table: Table) -> list[Any]:
-    if table.shard is not None:
-        merged = [[column.name, column.type, column.nullable] for column in table.shard.columns]
-        return [merged, list(table.published_key), list(table.shard.origin_columns)]
-    return [[[column.name, column.type, column.nullable] for column in table.columns], list(table.key)]

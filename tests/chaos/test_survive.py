@@ -42,7 +42,7 @@ from tests.seeds import seeds
 from tests.soon import soon
 
 FIRST, SECOND = "20260101T000000Z-00000000", "20260102T000000Z-00000000"
-SPOOLER = "airflow_provider_cdc.jobs.spool.spooler"
+SPOOLER = "airflow_provider_cdc.jobs.spool"
 CONSISTENCIES = {"mysql": ["auto", "auto", "lock"], "postgres": ["auto", "auto", "exported", "again"]}
 PUBLISHED, MOVED = "(published)", "(position moved)"
 PACES: dict[str, float] = {

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_cdc.jobs import spool as spooler
 from airflow_provider_cdc.jobs.log.log import NAME
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.snapshot import step as snapshot_step
-from airflow_provider_cdc.jobs.spool import spooler
 from harness.pipeline import Pipeline
 
 PATIENCE = 120

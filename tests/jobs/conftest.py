@@ -19,8 +19,9 @@ from airflow_provider_cdc.core.parquet import writer
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.jobs.apply import rewind, touched_rows
 from airflow_provider_cdc.jobs.certificate import build, scrub
+from airflow_provider_cdc.jobs.consolidate import rewound_files
 from airflow_provider_cdc.jobs.consolidate import step as consolidate
-from airflow_provider_cdc.jobs.extract_delta import change_feed
+from airflow_provider_cdc.jobs.extract_delta import change_feed, read_window
 from airflow_provider_cdc.jobs.extract_delta import change_feed as feed_slices
 from airflow_provider_cdc.jobs.extract_delta import step as extract_delta
 from airflow_provider_cdc.jobs.log import read_segment
@@ -114,11 +115,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
     monkeypatch.setattr(touched_rows, "BLOCK_ROWS", 7)
     monkeypatch.setattr(touched_rows, "TOUCHED_BYTES", 200)
     monkeypatch.setattr(image_buffer, "HELD_BYTES", 300)
-    monkeypatch.setattr(consolidate, "RESTORE_ROWS", 3)
+    monkeypatch.setattr(rewound_files, "RESTORE_ROWS", 3)
     monkeypatch.setattr(read_segment, "SORT_BYTES", 400)
     monkeypatch.setattr(read_segment, "GATHERED_BYTES", 300)
     monkeypatch.setattr(read_segment, "COMPOSED_ROWS", 3)
-    monkeypatch.setattr(extract_delta, "COMPOSE_BYTES", 3000)
+    monkeypatch.setattr(read_window, "COMPOSE_BYTES", 3000)
     spark = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
     return lambda source, initial, **more: make_runner(spark, tmp_path, monkeypatch, source, initial, **more)
 

@@ -16,6 +16,7 @@ from airflow_provider_cdc.core.run.results import ConsolidateResult
 from airflow_provider_cdc.core.run.run import Run, RunRestarted
 from airflow_provider_cdc.errors import CdcError, FileDamaged
 from airflow_provider_cdc.jobs.consolidate import step as consolidate
+from airflow_provider_cdc.jobs.consolidate.stage import stage
 from airflow_provider_cdc.sinks import parquet
 from tests.interrupting import Interrupted
 from tests.jobs.conftest import MakeRunner, Runner
@@ -126,7 +127,7 @@ def test_an_error_does_not_matter_if_another_try_has_committed(
     """A try fails while it stages files, because another one commits at that moment, and is killed before it publishes.
     The first one completes this commit."""
     runner = begin(here, source, PUBLISH)
-    publish, stage = runner.steps()[PUBLISH], consolidate.stage
+    publish = runner.steps()[PUBLISH]
 
     def killed(*arguments: Any) -> None:
         raise Interrupted

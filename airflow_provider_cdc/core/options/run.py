@@ -81,6 +81,12 @@ class ScrubOptions:
 # The options that limit the load of a run on its source. An operator can change these limits while the run works.
 
 
+FEWEST_ROWS = 100
+"""The least number of rows per chunk to which a limit of rows per second leads."""
+PACED_SECONDS = 2
+"""A chunk has about as many rows as the limit allows in this number of seconds."""
+
+
 @dataclass(frozen=True)
 class LimitOptions:
     """The limits with which a run begins."""
@@ -94,6 +100,12 @@ class LimitOptions:
         """The thresholds of the governor, by signal."""
         return dict(self.governor or {})
 
+    def chunk_rows_within(self, chunk_rows: int) -> int:
+        """Return the number of rows per chunk with which the limit of rows per second is kept without long pauses."""
+        if not self.max_rows_per_second:
+            return chunk_rows
+        return min(chunk_rows, max(FEWEST_ROWS, self.max_rows_per_second * PACED_SECONDS))
+
     def text(self) -> str:
         """Return the limits in words; empty: there are none."""
         told = [
@@ -106,19 +118,6 @@ class LimitOptions:
             *(f"slower while {signal} is above {threshold:g}" for signal, threshold in self.thresholds.items()),
         ]
         return ", ".join(told)
-
-
-def chunk_rows_within(limits: LimitOptions, chunk_rows: int) -> int:
-    """Return the number of rows per chunk with which a limit of rows per second is kept without long pauses."""
-    if not limits.max_rows_per_second:
-        return chunk_rows
-    return min(chunk_rows, max(FEWEST_ROWS, limits.max_rows_per_second * PACED_SECONDS))
-
-
-FEWEST_ROWS = 100
-"""The least number of rows per chunk to which a limit of rows per second leads."""
-PACED_SECONDS = 2
-"""A chunk has about as many rows as the limit allows in this number of seconds."""
 
 
 # The options for the log that a run needs. `core.options.run.StepOptions` includes them.

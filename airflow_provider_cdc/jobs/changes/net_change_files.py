@@ -20,7 +20,10 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from airflow_provider_cdc.core.kernels import Bytes, Int32s, Int64s, bytes_of, inner, kernel, same_bytes
+from airflow_provider_cdc.core.run.results import DeltaResult
+from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.staging import StagedFile
+from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.sources.api.window import BUCKETS, DELTA_SCHEMA, SegmentSummary
@@ -460,3 +463,16 @@ def add_counts(several: Iterable[Counts]) -> Counts:
                 so_far.was + counts_of_table.was,
             )
     return total
+
+
+def write_net_change(run: Storage, change: NetChangeFiles) -> str:
+    """Record the net change of the extract_delta step in the run's folder, and return the name of the record."""
+    return records.write_named(run, "delta/net", change)
+
+
+def read_net_change(run: Run) -> NetChangeFiles:
+    """Return the net change that the extract_delta step recorded.
+
+    :raises ManifestError: the step is not done.
+    """
+    return records.read_named(NetChangeFiles, run.folder, run.result_of(DeltaResult).record)

@@ -14,21 +14,15 @@ So even a try that resumes late cannot publish a file that the commit does not n
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.run.commit_record import Decision, decision_of, write_published
 from airflow_provider_cdc.core.run.ledger import FilesCommitted
 from airflow_provider_cdc.core.run.results import CONSOLIDATE, ConsolidateResult, DeltaResult
 from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.shards.copy_tables import (
     copy_names,
     rows_of_shards,
-    skip_whole_merged_tables,
     totals_by_copy,
     with_merged,
 )
@@ -36,37 +30,18 @@ from airflow_provider_cdc.core.shards.published import published_copies
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.counted import format_count
-from airflow_provider_cdc.errors import naming
-from airflow_provider_cdc.jobs.apply.rewind import Restore, Rewind, RewindOutcome, RewindTask
-from airflow_provider_cdc.jobs.certificate.build import build_certificates, versions
-from airflow_provider_cdc.jobs.certificate.scrub import scrub
-from airflow_provider_cdc.jobs.changes.net_change_files import NetChangeFiles, bucket_ranges
 from airflow_provider_cdc.jobs.consolidate.publish import publish, record_copies, release_past, release_slot
 from airflow_provider_cdc.jobs.consolidate.remove_old_copies import check_own_copies, prune_old_copies
-from airflow_provider_cdc.jobs.extract_delta.change_feed import feed_gaps, gaps_of_latest, say_feed_gaps, stage_feeds
-from airflow_provider_cdc.jobs.extract_delta.step import read_net_change
-from airflow_provider_cdc.jobs.extract_delta.window_changes import read_changes
-from airflow_provider_cdc.jobs.reads.table_files import read_table_files
-from airflow_provider_cdc.jobs.reads.unrepresentable_rows import check_remaining, surviving
-from airflow_provider_cdc.jobs.roll_forward.plan import BaseFile, look_at_bases, record_damage_on_error, roll_forward
+from airflow_provider_cdc.jobs.consolidate.stage import check_commit, stage
+from airflow_provider_cdc.jobs.extract_delta.change_feed import gaps_of_latest, say_feed_gaps
 from airflow_provider_cdc.jobs.runtime.controller import check_interrupts
-from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, log, table
-from airflow_provider_cdc.jobs.runtime.skipped import add_nulled, check_some_left, log_nulled, log_skipped
+from airflow_provider_cdc.jobs.runtime.progress import log, table
+from airflow_provider_cdc.jobs.runtime.skipped import log_nulled, log_skipped
 from airflow_provider_cdc.jobs.runtime.step import Step, clean, run_step
-from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
-from airflow_provider_cdc.jobs.runtime.verify_files import Checked, require_whole
-from airflow_provider_cdc.jobs.shards.collisions import check_collisions
-from airflow_provider_cdc.jobs.snapshot.reread_passes import read_record
 from airflow_provider_cdc.sources.api.registry import open_source
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
-from airflow_provider_cdc.sources.api.window import BUCKETS
 
 FILES = "commit/files"
-TASKS_PER_SLOT = 4
-REWIND_BYTES = 64 * 2**20
-"""Bytes of files per task. A smaller task would cost more than it saves, because the footers rule out most files."""
-RESTORE_ROWS = 250_000
-"""Number of rows to restore per task. A smaller task would cost more than it saves."""
 
 
 def consolidate(spark: SparkSession, folder: Storage, settings: ConnectionSettings) -> ConsolidateResult:
@@ -106,7 +81,7 @@ def _consolidate(step: Step) -> ConsolidateResult:
     commit = run.commit or _commit(step)
     decision = decision_of(run)
     if commit.token != step.token and CONSOLIDATE not in run.steps:
-        _check_commit(step, decision)
+        check_commit(step, decision)
     copies = publish(run, decision)
     own = published_copies(run.manifest, decision)
     result = ConsolidateResult(
@@ -176,195 +151,3 @@ def _commit(step: Step) -> FilesCommitted:
         log("consolidate: a concurrent attempt has committed; this attempt completes its commit")
         step.folder.delete_file(record)
     return commit
-
-
-def _check_commit(step: Step, decision: Decision) -> None:
-    """Check the files that another try staged. This try cannot write them again.
-
-    :raises FileDamaged: a file differs from the commit's record of it.
-    """
-    checked = []
-    for index, entry in enumerate(step.tables):
-        name = str(entry.table.name)
-        # A concurrent attempt may already have published the files.
-        published = step.sink.folders(step.run.run_id, entry.table.copy_name) if name in decision.files else ()
-        folder, feed = step.files_of(index).folder, decision.feeds.get(name)
-        checked += [Checked(file, name, folder, published) for file in decision.files.get(name, ())]
-        # The deletes of kept files may be new. Those of earlier runs are small.
-        deletes = [file.deletes for file in decision.kept.get(name, ()) if file.deletes is not None]
-        checked += [Checked(file, name, folder, published) for file in deletes]
-        for file in feed.files if feed is not None else ():
-            checked.append(Checked(file, f"the changes of {name}", None, published))
-    require_whole(step, checked)
-
-
-def stage(step: Step) -> Decision:
-    """Rewind or roll forward all tables, and return the files that make up their copies."""
-    change = read_net_change(step.run)
-    read = read_table_files(step.run)
-    names = [str(entry.table.name) for entry in step.tables]
-    skipped = skip_whole_merged_tables(step.tables, step.run.result_of(DeltaResult).skipped)
-    files = [() if name in skipped else read[name].files for name in names]
-    checked = [Checked(file, "the net change of the window") for file in change.files]
-    windows = read_changes(step.run)
-    checked += [Checked(file, "the changes of the window") for window in windows for file in window.files]
-    layers = _layers(step)
-    for index, (name, table_files) in enumerate(zip(names, files, strict=True)):
-        above = [file for layer in layers.get(index, ()) for file in layer.files]
-        folder = step.files_of(index).folder
-        checked += [Checked(file, name, folder) for file in [*table_files, *above]]
-    require_whole(step, checked)
-    odd = {index: read[name].odd for index, name in enumerate(names) if read[name].odd and name not in skipped}
-    if step.manifest.options.skips:
-        skipped |= {names[index]: why for index, why in surviving(step.folder, change.files, odd).items()}
-    else:
-        check_remaining(step.folder, change.files, odd)
-    skipped = skip_whole_merged_tables(step.tables, skipped)
-    copied = [index for index, name in enumerate(names) if name not in skipped]
-    with record_damage_on_error(step):
-        scrubbed = scrub(step, look_at_bases(step))
-    bases, skipped = scrubbed.bases, skip_whole_merged_tables(step.tables, skipped | scrubbed.refused)
-    copied = [index for index in copied if names[index] not in skipped]
-    check_some_left([names[index] for index in copied], skipped)
-    orders = _orders(step, change, files, layers, [index for index in copied if index not in bases])
-    touched = sum(change.keys(index) for index in copied)
-    searched = sum(len(order.files) for order in orders if isinstance(order, Rewind))
-    log(
-        f"consolidate: {format_count(touched, 'key')} touched; searching {format_count(searched, 'file')} for "
-        "these keys"
-    )
-    progress = Progress("consolidate", "task", len(orders), len(orders), note=ProgressFile(step.folder).note)
-    with record_damage_on_error(step, bases):
-        outcomes = roll_forward(step, change, {index: bases[index] for index in copied if index in bases}, layers)
-    outcomes += run_tasks(
-        step.spark,
-        "rewind",
-        orders,
-        RewindTask(step.staging, step.source, step.tables, change, step.manifest.options.skips),
-        lambda outcome: progress.add(1, sum(file.rows for file in outcome.written), 1),
-        meanwhile=progress.tick,
-    )
-    skipped |= {names[outcome.table]: outcome.refused for outcome in outcomes if outcome.refused}
-    feeds, refused = stage_feeds(step, windows, [index for index in copied if names[index] not in skipped])
-    gaps, refused = feed_gaps(step, [index for index in copied if names[index] not in skipped], refused)
-    skipped = skip_whole_merged_tables(step.tables, skipped | {names[index]: why for index, why in refused.items()})
-    copied = [index for index in copied if names[index] not in skipped]
-    check_some_left([names[index] for index in copied], skipped)
-    outcomes = [outcome for outcome in outcomes if outcome.table in copied]
-    final, kept_files = _final_files(step, files, layers, bases, outcomes, copied)
-    if collisions := check_collisions(step, final, kept_files):
-        skipped |= collisions
-        copied = [index for index in copied if names[index] not in skipped]
-        check_some_left([names[index] for index in copied], skipped)
-        outcomes = [outcome for outcome in outcomes if outcome.table in copied]
-        final, kept_files = ({index: one[index] for index in copied if index in one} for one in (final, kept_files))
-    with record_damage_on_error(step, bases):
-        proofs = build_certificates(step, change, scrubbed, final, kept_files)
-    replaced = sum(outcome.replaced for outcome in outcomes)
-    before = sum(
-        len(bases[index]) if index in bases else _count(files[index], layers.get(index, ())) for index in copied
-    )
-    return Decision(
-        files={names[index]: tuple(final[index]) for index in copied},
-        rewound={names[index]: change.keys(index) for index in copied},
-        nulled=add_nulled((names[outcome.table], outcome.nulled) for outcome in outcomes),
-        files_rewritten=replaced,
-        files_adopted=before - replaced,
-        published_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        skipped=skipped,
-        kept={names[index]: tuple(table_files) for index, table_files in kept_files.items()},
-        feeds={names[index]: feed for index, feed in feeds.items() if index in copied},
-        feed_gaps={names[index]: gap for index, gap in gaps.items() if index in copied},
-        proofs=proofs,
-        versions=versions(step),
-    )
-
-
-def _layers(step: Step) -> dict[int, list[Rewind]]:
-    """Return the layers of rows that were read again, by the table's index. Each layer has the rows of one pass. The
-    earliest layer is first."""
-    layers: dict[int, list[Rewind]] = {}
-    if step.manifest.at_upper:
-        again = read_record(step.run)
-        for index, entry in enumerate(step.tables):
-            name = str(entry.table.name)
-            layers[index] = [Rewind(index, layer.files.get(name, ()), layer.since) for layer in again.layers]
-    return layers
-
-
-def _count(files: Sequence[StagedFile], layers: Sequence[Rewind]) -> int:
-    return len(files) + sum(len(layer.files) for layer in layers)
-
-
-def _orders(
-    step: Step,
-    change: NetChangeFiles,
-    files: Sequence[Sequence[StagedFile]],
-    layers: Mapping[int, Sequence[Rewind]],
-    copied: Sequence[int],
-) -> list[Rewind | Restore]:
-    """Return the orders for tables with touched keys. The largest order is first."""
-    orders: list[Rewind | Restore] = []
-    for index in copied:
-        entry = step.tables[index]
-        if not change.keys(index) and not entry.table.eras:
-            continue
-        if entry.table.keyless:
-            orders.append(Rewind(index, tuple(files[index])))
-            continue
-        # Touched keys often lie close together, so neighbouring files go to different tasks.
-        size = sum(file.bytes for file in files[index])
-        tasks = min(len(files[index]), step.slots * TASKS_PER_SLOT, 1 + size // REWIND_BYTES)
-        orders += [Rewind(index, tuple(files[index][task::tasks])) for task in range(tasks)]
-        if index in layers:
-            # No layer follows the last layer, so no touched row has to be removed from the last layer.
-            orders += [layer for layer in layers[index][:-1] if layer.files]
-            continue
-        if restored := change.now(index):
-            tasks = min(BUCKETS, step.slots * TASKS_PER_SLOT, 1 + restored // RESTORE_ROWS)
-            orders += [Restore(index, buckets) for buckets in bucket_ranges(tasks)]
-    return sorted(orders, key=_weight, reverse=True)
-
-
-def _weight(order: Rewind | Restore) -> float:
-    # Start with the restore orders, because each of them has work to do. In a rewind order, most files may have no
-    # touched rows.
-    return sum(file.bytes for file in order.files) if isinstance(order, Rewind) else math.inf
-
-
-def _final_files(
-    step: Step,
-    files: Sequence[Sequence[StagedFile]],
-    layers: Mapping[int, Sequence[Rewind]],
-    bases: Mapping[int, Sequence[BaseFile]],
-    outcomes: Sequence[RewindOutcome],
-    copied: Sequence[int],
-) -> tuple[dict[int, list[StagedFile]], dict[int, list[StagedFile]]]:
-    """Return, for each table, the files that this run wrote, and the files that it keeps from the base copy."""
-    final: dict[int, list[StagedFile]] = {index: [] for index in copied}
-    kept_by_table: dict[int, list[StagedFile]] = {}
-    worked_on = {outcome.table for outcome in outcomes}
-    for outcome in outcomes:
-        final[outcome.table] += [*outcome.adopted, *outcome.written]
-    for index in copied:
-        entry = step.tables[index]
-        if index in bases:
-            kept_files = [file for outcome in outcomes if outcome.table == index for file in outcome.kept]
-            kept_files = kept_files if index in worked_on else [staged_file.file for staged_file in bases[index]]
-            # If the table has rows now, drop the empty file, which only shows the schema.
-            kept_by_table[index] = [
-                file
-                for file in kept_files
-                if file.rows or not any(staged_file.rows for staged_file in [*kept_files, *final[index]])
-            ]
-        elif index not in worked_on:
-            final[index] += files[index]
-        if index not in bases:
-            for layer in layers.get(index, ())[-1:]:
-                final[index] += layer.files
-        if not final[index] and not kept_by_table.get(index):
-            # An empty file shows readers the schema of a table without rows.
-            with naming(str(entry.table.name)):
-                final[index].append(step.files_of(index).write_empty("staged", "part-empty"))
-        final[index].sort(key=lambda file: file.base_name)
-    return final, kept_by_table

@@ -18,7 +18,7 @@ from airflow_provider_cdc.jobs.changes.filter_images import CarriedImages
 from airflow_provider_cdc.jobs.log.keyless import UnitsByPosition
 from airflow_provider_cdc.jobs.log.log import RunLog, logs_of, tracked_table
 from airflow_provider_cdc.jobs.log.read_segment import DONE, SegmentRecord
-from airflow_provider_cdc.jobs.reads.table_files import ReadFiles, Unit, read_table_files
+from airflow_provider_cdc.jobs.reads import ReadFiles, Unit, read_table_files
 from airflow_provider_cdc.jobs.restart.altered import may_restart
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.retry import retry

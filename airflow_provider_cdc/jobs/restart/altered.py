@@ -14,7 +14,7 @@ from airflow_provider_cdc.core.tables.table import KNOWN_AT_POSITION, PLAIN, Lay
 from airflow_provider_cdc.errors import CdcError, SchemaChanged, TerminalError
 from airflow_provider_cdc.jobs.begin.preparation import place_of_carried
 from airflow_provider_cdc.jobs.log.log import logs_of
-from airflow_provider_cdc.jobs.reads.table_files import read_record
+from airflow_provider_cdc.jobs.reads import read_record
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.step import Step

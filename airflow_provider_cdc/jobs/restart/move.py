@@ -48,7 +48,7 @@ from airflow_provider_cdc.errors import (
 from airflow_provider_cdc.jobs.begin.base_selection import bases_of, with_known_of_bases
 from airflow_provider_cdc.jobs.begin.preparation import lake_format, with_shards
 from airflow_provider_cdc.jobs.log.log import RunLog, logs_of
-from airflow_provider_cdc.jobs.reads.table_files import ReadFiles, write_record
+from airflow_provider_cdc.jobs.reads import ReadFiles, write_record
 from airflow_provider_cdc.jobs.restart.altered import (
     altered_table,
     carried_tables,
@@ -61,7 +61,7 @@ from airflow_provider_cdc.jobs.restart.altered import (
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.step import Step
-from airflow_provider_cdc.jobs.spool.spooler import end_spool
+from airflow_provider_cdc.jobs.spool import end_spool
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import UpperBound
 from airflow_provider_cdc.sources.planning.point import record_point

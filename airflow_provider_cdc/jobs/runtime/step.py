@@ -66,7 +66,7 @@ class Done(Protocol):
 class Step:
     """A step in progress. ``token`` identifies this try. ``altered`` has the tables that were altered while this step
     read them, by name, each with the reason (`jobs.restart`). ``ends`` has, for tables that were read in full, an end
-    of the log after the read (`jobs.reads.table_files`)."""
+    of the log after the read (`jobs.reads`)."""
 
     spark: SparkSession
     run: Run

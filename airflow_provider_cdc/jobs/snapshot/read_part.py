@@ -20,8 +20,7 @@ from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.tables.published import published_columns
 from airflow_provider_cdc.errors import CdcError, SourceUnavailable
 from airflow_provider_cdc.jobs.changes.filter_images import copied
-from airflow_provider_cdc.jobs.reads.table_files import ReadFiles, Unit
-from airflow_provider_cdc.jobs.reads.unrepresentable_rows import OddRow, check_count, noted
+from airflow_provider_cdc.jobs.reads import OddRow, ReadFiles, Unit, check_count, noted
 from airflow_provider_cdc.jobs.runtime.progress import UnderWay, log
 from airflow_provider_cdc.jobs.runtime.skipped import TABLE_ERRORS, reason
 from airflow_provider_cdc.jobs.runtime.step import Step

@@ -29,8 +29,9 @@ from airflow_provider_cdc.core.tables.selection import Selection
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import CdcError, PreflightError
 from airflow_provider_cdc.jobs.begin.initial_position import begin
-from airflow_provider_cdc.jobs.consolidate.step import stage
-from airflow_provider_cdc.jobs.extract_delta.step import extract_delta, read_net_change
+from airflow_provider_cdc.jobs.changes.net_change_files import read_net_change
+from airflow_provider_cdc.jobs.consolidate.stage import stage
+from airflow_provider_cdc.jobs.extract_delta.step import extract_delta
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.step import Step

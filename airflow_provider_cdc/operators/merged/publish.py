@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 from airflow.providers.common.compat.sdk import AirflowException
 
 from airflow_provider_cdc.assets import announce
-from airflow_provider_cdc.core.digest.totals import NAME as DEFINITION
 from airflow_provider_cdc.core.run.results import FILE as TOLD
 from airflow_provider_cdc.core.run.run import Run, run_id_in
 from airflow_provider_cdc.core.shards.union import (
@@ -30,7 +29,7 @@ from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestError
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.storage import accessing_storage
-from airflow_provider_cdc.operators.announce import new_events
+from airflow_provider_cdc.operators.announce import certificate_extra, new_events
 from airflow_provider_cdc.operators.arguments.options import Allowed
 from airflow_provider_cdc.operators.arguments.types import SparkArguments, Xcom
 from airflow_provider_cdc.operators.base import log_skipped, push_xcoms, run_id_of, same_run
@@ -227,7 +226,7 @@ def _extra(union: Union, name: str, result: UnionResult) -> dict[str, Any]:
         "path": result.published[name],
         "latest": result.latest[name],
         "shards": result.shards[name],
-        **({"certificate": {"definition": DEFINITION, "rows": rows, "digest": digest}} if digest else {}),
+        **certificate_extra(rows, digest),
         **({"missed_as_of": union.missed_as_of} if union.missed_as_of else {}),
         **({"where": copy.where} if copy.where else {}),
         **({"columns": list(copy.columns)} if copy.columns else {}),

@@ -4,7 +4,7 @@ these values stop the run.
 A row that was written after the initial position is not in the copy: the rewind removes it. A row that does not fulfil
 the table's condition is not copied either. So with the policy ``error``, a reader notes such values, and replaces them
 by a placeholder. Only values in rows that are copied and survive the rewind stop the run
-(``jobs.changes.filter_images``, ``jobs.reads.unrepresentable_rows``). In key columns, a placeholder could make two
+(``jobs.changes.filter_images``, ``jobs.reads``). In key columns, a placeholder could make two
 rows equal, so such a value in a key column stops the read at once.
 """
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_cdc.core.options.run import AUTO, OFF
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.timeline import read_timeline
-from airflow_provider_cdc.jobs.spool import spooler
+from airflow_provider_cdc.jobs import spool as spooler
 from harness.bench.report import Report, Result, print_table
 from harness.bench.server import bench_server, postgres_bench_server
 from harness.bench.spark import open_spark

@@ -18,8 +18,8 @@ from airflow_provider_cdc.core.copies.head import decode_copy
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.positions.position import LogEnd, Lsn
 from airflow_provider_cdc.errors import CdcError, CopyMismatch, ExactnessError, LogGone, SchemaChanged
+from airflow_provider_cdc.jobs.snapshot import read as snapshot
 from airflow_provider_cdc.jobs.snapshot import reread_passes
-from airflow_provider_cdc.jobs.snapshot import step as snapshot
 from airflow_provider_cdc.sources.api import unrepresentable
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from harness.pipeline import Pipeline, published, settings_of

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_cdc.control import main
 from airflow_provider_cdc.core.control.acts import Act, Acts, act_on, check_not_stopped, wanted
-from airflow_provider_cdc.core.options.run import LimitOptions, StepOptions, chunk_rows_within
+from airflow_provider_cdc.core.options.run import LimitOptions, StepOptions
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import ConfigurationError, RunStopped
@@ -125,7 +125,7 @@ def test_the_command_acts_and_shows(run: Run, capsys: pytest.CaptureFixture[str]
 
 
 def test_chunks_are_as_small_as_a_limit_of_rows_needs() -> None:
-    assert chunk_rows_within(LimitOptions(), 100_000) == 100_000
-    assert chunk_rows_within(LimitOptions(max_rows_per_second=1000), 100_000) == 2000
-    assert chunk_rows_within(LimitOptions(max_rows_per_second=1), 100_000) == 100
-    assert chunk_rows_within(LimitOptions(max_rows_per_second=1000), 30) == 30
+    assert LimitOptions().chunk_rows_within(100_000) == 100_000
+    assert LimitOptions(max_rows_per_second=1000).chunk_rows_within(100_000) == 2000
+    assert LimitOptions(max_rows_per_second=1).chunk_rows_within(100_000) == 100
+    assert LimitOptions(max_rows_per_second=1000).chunk_rows_within(30) == 30

@@ -15,12 +15,12 @@ from airflow_provider_cdc.core.control.acts import act_on
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import RunStopped
+from airflow_provider_cdc.jobs import spool as spooler_module
 from airflow_provider_cdc.jobs.runtime import controller, turn
 from airflow_provider_cdc.jobs.runtime.controller import controlled, measure
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.snapshot.reread import ReadAgain
-from airflow_provider_cdc.jobs.spool import spooler as spooler_module
-from airflow_provider_cdc.jobs.spool.spooler import Spooler
+from airflow_provider_cdc.jobs.spool import Spooler
 from tests.jobs.conftest import MakeRunner
 from tests.jobs.history_source import HistorySource, random_history
 from tests.soon import soon

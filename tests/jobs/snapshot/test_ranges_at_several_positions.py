@@ -14,7 +14,7 @@ from airflow_provider_cdc.core.options.run import LockPolicy, TableOptions
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.staging import Staging
 from airflow_provider_cdc.errors import ValueNotRepresentable
-from airflow_provider_cdc.jobs.reads.table_files import read_table_files
+from airflow_provider_cdc.jobs.reads import read_table_files
 from airflow_provider_cdc.jobs.snapshot.parts import bundle
 from airflow_provider_cdc.jobs.snapshot.read_part import ReadPart
 from airflow_provider_cdc.sources.api.registry import open_source

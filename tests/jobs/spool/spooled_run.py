@@ -19,7 +19,7 @@ from airflow_provider_cdc.jobs.runtime import verify_files
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.snapshot import parts
 from airflow_provider_cdc.jobs.snapshot import step as snapshot
-from airflow_provider_cdc.jobs.spool.spooler import Spooler
+from airflow_provider_cdc.jobs.spool import Spooler
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of

@@ -9,8 +9,8 @@ import pytest
 from airflow_provider_cdc.core.run.ledger import Link
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import FileDamaged, LogGone
-from airflow_provider_cdc.jobs.spool import spooler as spooler_module
-from airflow_provider_cdc.jobs.spool.spooler import Spooler
+from airflow_provider_cdc.jobs import spool as spooler_module
+from airflow_provider_cdc.jobs.spool import Spooler
 from harness.mysql_server import MysqlServer
 from tests.jobs.spool.spooled_run import Server, SpooledRun, purge, rotate
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.jobs.spool import spooler
+from airflow_provider_cdc.jobs import spool as spooler
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
 

@@ -16,7 +16,7 @@ from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.jobs.runtime import source_watch
 from airflow_provider_cdc.jobs.runtime.step import Step
-from airflow_provider_cdc.jobs.snapshot import ends_of_reads
+from airflow_provider_cdc.jobs.snapshot import read
 from airflow_provider_cdc.jobs.snapshot import step as snapshot
 from airflow_provider_cdc.sources.mysql.log import replaced
 from airflow_provider_cdc.sources.mysql.tables import identity
@@ -235,7 +235,7 @@ def test_the_check_of_each_minute_finds_a_table_that_was_read(
     """The other tables are still read. The finished read is carried."""
     run = CarriedRun(mysql_server, tmp_path, monkeypatch)
     monkeypatch.setattr(source_watch, "WATCH_SECONDS", 0.0)
-    monkeypatch.setattr(ends_of_reads, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(read, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(source_watch, "threading", SimpleNamespace(Thread=AtOnce))
     monkeypatch.setattr(run.random, "sample", lambda numbers, count: sorted(numbers, key=last_visits))
     rounds: list[int] = []

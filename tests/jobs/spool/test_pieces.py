@@ -16,7 +16,7 @@ from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.errors import CdcError, LogGone, SchemaChanged
 from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.log.log import Piece
-from airflow_provider_cdc.jobs.spool.spooler import why_not
+from airflow_provider_cdc.jobs.spool import why_not
 from tests.conftest import MysqlFactory, PostgresFactory
 from tests.consistency.postgres.test_disks_put_back import BEYOND, Disk
 from tests.jobs.spool.spooled_run import Server, SpooledRun, make_tables, purge, rotate

@@ -9,10 +9,10 @@ import pytest
 
 from airflow_provider_cdc.core.control.acts import act_on
 from airflow_provider_cdc.errors import LogGone, RunStopped, ValueNotRepresentable
+from airflow_provider_cdc.jobs import spool as spooler_module
 from airflow_provider_cdc.jobs.log.read_segment import ReadSegment, SegmentRecord
 from airflow_provider_cdc.jobs.runtime import controller
 from airflow_provider_cdc.jobs.runtime.turn import ReadTurn
-from airflow_provider_cdc.jobs.spool import spooler as spooler_module
 from airflow_provider_cdc.sources.api.window import LogSegment
 from harness.postgres_server import PostgresServer
 from tests.conftest import MysqlFactory, PostgresFactory

@@ -446,8 +446,8 @@ def locate_images(
 # Turns row images from before a schema change into images of the present table.
 #
 # The values stay the bytes of the log. A field may get another length prefix or more bytes: an integer that became
-# wider is extended with its sign, and all other values keep their meaning with zeros behind them (`statements.column_changes`
-# accepts no other conversions).
+# wider is extended with its sign, and all other values keep their meaning with zeros behind them
+# (`statements.column_changes` accepts no other conversions).
 
 
 def carried_images(table: Table, era: Era, images: pa.BinaryArray) -> pa.BinaryArray:

@@ -4,8 +4,8 @@ The conditions of a run must have held since the copy's position. The run that m
 before this position. The recorded state is compared with the current state, as if the run were still in progress. The
 search of the log only finds problems early, because the step that nets the window would also stop at these problems.
 
-If the log has a schema change of a table that can be carried (`statements.column_changes`), the log is searched a second time
-for this table, with the columns that the table had at each place.
+If the log has a schema change of a table that can be carried (`statements.column_changes`), the log is searched a
+second time for this table, with the columns that the table had at each place.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def test_reads_begin_when_all_commits_before_their_position_are_visible(
         "INSERT INTO stock SELECT i, 0 FROM generate_series(1, 10) i"
     )
     source = PostgresSource(settings_of(own, "postgres"))
-    wait_until_visible = transaction_waits.wait_until_visible
+    wait_until_visible = waits.wait_until_visible
 
     def answered(*arguments: Any) -> None:
         own.set_standbys("")
@@ -127,7 +127,7 @@ def test_reads_begin_when_all_commits_before_their_position_are_visible(
         source.record_initial([TablePlan(TableName("public", "stock"), "watermark", "")], LockPolicy(), RUN_ID)
         return own.query("SET synchronous_commit = local; SELECT left_over FROM stock WHERE id = 3")
 
-    monkeypatch.setattr(transaction_waits, "wait_until_visible", answered)
+    monkeypatch.setattr(waits, "wait_until_visible", answered)
     first, second, third = own.connect(autocommit=False), own.connect(autocommit=False), own.connect()
     with background(own) as pool:
         first.execute("UPDATE stock SET left_over = 1 WHERE id = 1")

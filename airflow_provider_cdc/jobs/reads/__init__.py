@@ -1,1 +1,0 @@
-"""The rows that a run has read, by table."""

@@ -1,1 +1,0 @@
-"""The spool: pieces of the log that a run reads and records while it reads the tables."""
