@@ -13,7 +13,7 @@ import pytest
 from airflow_provider_cdc.jobs import spool as spooler
 from airflow_provider_cdc.jobs.log.log import NAME
 from airflow_provider_cdc.jobs.runtime.step import Step
-from airflow_provider_cdc.jobs.snapshot import step as snapshot_step
+from airflow_provider_cdc.jobs.snapshot import read
 from harness.pipeline import Pipeline
 
 PATIENCE = 120
@@ -88,4 +88,4 @@ def spool_at_once(patch: pytest.MonkeyPatch) -> None:
             time.sleep(0.02)
         pause(step)
 
-    patch.setattr(snapshot_step, "pause_spool", later)
+    patch.setattr(read, "pause_spool", later)

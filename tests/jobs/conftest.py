@@ -19,7 +19,7 @@ from airflow_provider_cdc.core.parquet import writer
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.jobs.apply import rewind, touched_rows
 from airflow_provider_cdc.jobs.certificate import build, scrub
-from airflow_provider_cdc.jobs.consolidate import rewound_files
+from airflow_provider_cdc.jobs.consolidate import rewound_files, stage
 from airflow_provider_cdc.jobs.consolidate import step as consolidate
 from airflow_provider_cdc.jobs.extract_delta import change_feed, read_window
 from airflow_provider_cdc.jobs.extract_delta import change_feed as feed_slices
@@ -30,6 +30,7 @@ from airflow_provider_cdc.jobs.roll_forward import merge as image_buffer
 from airflow_provider_cdc.jobs.roll_forward import plan as forward
 from airflow_provider_cdc.jobs.roll_forward import task as roll
 from airflow_provider_cdc.jobs.runtime import step, verify_files
+from airflow_provider_cdc.jobs.snapshot import read
 from airflow_provider_cdc.jobs.snapshot import step as snapshot
 from tests.jobs import history_source
 from tests.jobs.history_run import begin_run
@@ -98,7 +99,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
             meanwhile()
         return results
 
-    for module in (snapshot, extract_delta, consolidate, change_feed, forward, merge, verify_files, build, scrub):
+    for module in (read, read_window, stage, change_feed, forward, merge, verify_files, build, scrub):
         monkeypatch.setattr(module, "run_tasks", run_here)
     monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 3)
     monkeypatch.setattr(writer.ParquetWriter.__init__, "__defaults__", (300,))

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.jobs.consolidate import step as consolidate
-from airflow_provider_cdc.jobs.extract_delta import step as extract_delta
-from airflow_provider_cdc.jobs.snapshot import step as snapshot
+from airflow_provider_cdc.jobs.consolidate import stage
+from airflow_provider_cdc.jobs.extract_delta import read_window
+from airflow_provider_cdc.jobs.snapshot import read
 from tests.jobs.conftest import MakeRunner
 from tests.jobs.history_source import HistorySource, random_history
 from tests.seeds import seeds
@@ -63,7 +63,7 @@ def test_tasks_that_run_twice_change_nothing(here: MakeRunner, monkeypatch: pyte
         source, initial = make_source(seed)
         source.end = initial + (len(source.history.entries) - initial) // 2
         runner = here(source, initial, name=f"lake-{seed}")
-        for module in (snapshot, extract_delta, consolidate):
+        for module in (read, read_window, stage):
             monkeypatch.setattr(module, "run_tasks", twice)
         runner.all()
         assert runner.published() == runner.expected(), f"seed {seed}"

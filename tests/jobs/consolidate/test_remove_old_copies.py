@@ -27,8 +27,7 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.chunk import partition
 from airflow_provider_cdc.core.tables.table import TableName, folder_name
 from airflow_provider_cdc.errors import CdcError, FileDamaged, ManifestError, StorageUnavailable
-from airflow_provider_cdc.jobs.consolidate import remove_old_copies
-from airflow_provider_cdc.jobs.consolidate import step as consolidate
+from airflow_provider_cdc.jobs.consolidate import remove_old_copies, stage
 from airflow_provider_cdc.report.facts import DagRunName, report_of
 from airflow_provider_cdc.sinks.parquet import ParquetSink
 from airflow_provider_cdc.sources.api.source import Source
@@ -471,7 +470,7 @@ def test_a_copy_stays_for_as_many_days_as_are_asked_for_however_many_newer_ones_
         def now(cls, tz: Any = None) -> Clock:
             return cls(2026, 1, 1, 12, tzinfo=UTC) + timedelta(days=cls.days)
 
-    monkeypatch.setattr(consolidate, "datetime", Clock)
+    monkeypatch.setattr(stage, "datetime", Clock)
     for day, number in ((0, 1), (0, 3), (2, 2), (3, 4)):
         Clock.days = day
         night(number)

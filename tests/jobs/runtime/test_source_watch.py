@@ -17,7 +17,7 @@ from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import LogGone, SchemaChanged, SourceUnavailable
 from airflow_provider_cdc.jobs.runtime import source_watch
-from airflow_provider_cdc.jobs.snapshot import step as snapshot
+from airflow_provider_cdc.jobs.snapshot import read as snapshot
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, settings_of

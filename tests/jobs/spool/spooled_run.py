@@ -13,12 +13,11 @@ import pytest
 
 from airflow_provider_cdc.core.run.ledger import Link
 from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.jobs.consolidate import step as consolidate
-from airflow_provider_cdc.jobs.extract_delta import step as extract_delta
+from airflow_provider_cdc.jobs.consolidate import stage
+from airflow_provider_cdc.jobs.extract_delta import read_window
 from airflow_provider_cdc.jobs.runtime import verify_files
 from airflow_provider_cdc.jobs.runtime.step import Step
-from airflow_provider_cdc.jobs.snapshot import parts
-from airflow_provider_cdc.jobs.snapshot import step as snapshot
+from airflow_provider_cdc.jobs.snapshot import parts, read
 from airflow_provider_cdc.jobs.spool import Spooler
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from harness.mysql_server import MysqlServer
@@ -47,7 +46,7 @@ class SpooledRun:
         options = {"chunk_rows": 10} | options
         self.pipeline = Pipeline(spark, settings_of(server), folder.as_uri(), ["shop.*"], **options)
         monkeypatch.setattr(parts, "SMALLEST_PART_BYTES", 1)
-        for module in (snapshot, extract_delta, consolidate, verify_files):
+        for module in (read, read_window, stage, verify_files):
             monkeypatch.setattr(module, "run_tasks", self._run_tasks)
         self.pipeline.record()
         self.manifest = Run.load(self.pipeline.run).manifest

@@ -16,7 +16,7 @@ def test_the_source_removes_the_log_behind_the_spool_and_the_copy_is_exact(
     """The last parts are read after the last piece."""
     run = SpooledRun(server, tmp_path, monkeypatch)
     spooler = run.spooler()
-    gone = []
+    gone: list[bool] = []
 
     def between() -> None:
         run.change(5)

@@ -31,8 +31,15 @@ from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import name
 from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
 from airflow_provider_cdc.sources.mysql.server import log_protocol
 from airflow_provider_cdc.sources.mysql.server.driver import has_no_room
-from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, check_place, end_of_log, log_files
+from airflow_provider_cdc.sources.mysql.server.log_history import (
+    LogPlace,
+    check_place,
+    end_of_log,
+    file_number,
+    log_files,
+)
 from airflow_provider_cdc.sources.mysql.server.session import session
+from airflow_provider_cdc.sources.mysql.tables.cascades import relies_on_log
 
 # Finds XA transactions that were prepared before the window. The log contains the rows of such a transaction only at
 # its XA PREPARE, not at its commit.
@@ -364,6 +371,38 @@ _MIB = 2**20
 _log = logging.getLogger(__name__)
 
 _Walk: TypeAlias = Future[tuple[SurveyWalker, ExactnessError | None]]
+
+
+def refused(facts: LogFacts, tables: Sequence[Table], carries: bool) -> dict[TableName, str]:
+    """Return the tables at whose statements or rows a run would stop, each with the first reason in the log."""
+    known = {era.begins for table in tables for era in table.eras}
+    found: list[tuple[LogPlace, TableName, str]] = []
+    for one in facts.statements:
+        if str(one.begins) in known or (carries and one.columns is not None) or one.error is None:
+            continue
+        # Other statements than those that touch certain tables may concern all of them.
+        touches = one.meaning.effect is Effect.TOUCHES
+        on = one.on if touches else dict.fromkeys((table.name for table in tables), one.meaning)
+        found += [
+            (one.begins, name, f"{effect.described} ({one.where})")
+            for name, effect in on.items()
+            if effect.effect not in HARMLESS
+        ]
+    for row in facts.bad_rows:
+        if carries and row.code == walk_state.SHAPE:
+            continue
+        # Do not check whether a prepared transaction counts. If it does not count, a table is read in full without
+        # need, which is always correct.
+        unlogged = row.code == walk_state.OTHERS_CASCADES
+        found += [
+            (row.place, table.name, f"{row.error.message} ({row.where})")
+            for table in tables
+            if (relies_on_log(table) if unlogged else table.name == row.table)
+        ]
+    reasons: dict[TableName, str] = {}
+    for _, name, why in sorted(found, key=lambda one: (file_number(one[0].file), one[0].position)):
+        reasons.setdefault(name, f"since the copy: {why}")
+    return reasons
 
 
 def stretches(files: Mapping[str, int], begin: LogPlace, end: LogPlace) -> list[LogSegment]:

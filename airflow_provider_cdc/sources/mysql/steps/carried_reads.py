@@ -19,7 +19,9 @@ from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.log import refusals
+from airflow_provider_cdc.sources.mysql.log.prefixes import prefix_of
 from airflow_provider_cdc.sources.mysql.log.replaced import WatchedTables
+from airflow_provider_cdc.sources.mysql.log.segments import cut, log_segments
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, end_of_log, is_before
 from airflow_provider_cdc.sources.mysql.server.privileges import Privileges
@@ -72,7 +74,7 @@ class CarriesReads:
         if not carried.same_shape(now) or carried.key_index != now.key_index:
             raise _not_carried(table, "it was altered again meanwhile")
         # The window up to the new position must contain all of these statements.
-        roll_forward.check_contained(self.settings, begin, GtidSet.expect(end), facts, carried)
+        _check_contained(self.settings, begin, GtidSet.expect(end), facts, carried)
         return evolution
 
 
@@ -125,3 +127,14 @@ class KeepsTables:
         source = copy(self)
         source._watched = WatchedTables(MysqlFacts.of(identity))
         return source
+
+
+def _check_contained(
+    settings: ConnectionSettings, start: GtidSet, end: GtidSet, facts: MysqlFacts, table: Table
+) -> None:
+    """Check that the log from ``start`` to ``end`` contains all schema changes of a table (`Table.eras`).
+
+    :param facts: the facts that were recorded at ``start``.
+    :raises SchemaChanged: the log contains not all of them.
+    """
+    cut(log_segments(settings, start, prefix_of(settings, end).place, facts.begun, 1), [table])

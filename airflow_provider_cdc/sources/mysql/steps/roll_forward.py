@@ -21,19 +21,15 @@ from airflow_provider_cdc.errors import CdcError, ConfigurationError, ExactnessE
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.checks.past import REPLICATED, PositionContext
 from airflow_provider_cdc.sources.mysql.log import walk_state
-from airflow_provider_cdc.sources.mysql.log.prefixes import prefix_of
-from airflow_provider_cdc.sources.mysql.log.segments import cut, log_segments
 from airflow_provider_cdc.sources.mysql.log.statement_writes import check_writes
 from airflow_provider_cdc.sources.mysql.log.statements.column_changes import NotCarried, PlacedChanges, evolution
-from airflow_provider_cdc.sources.mysql.log.statements.meaning import Effect
-from airflow_provider_cdc.sources.mysql.log.survey import HARMLESS, LogFacts, survey
+from airflow_provider_cdc.sources.mysql.log.survey import LogFacts, refused, survey
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
-from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, file_number
+from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace
 from airflow_provider_cdc.sources.mysql.server.session import Connection, session, value
 from airflow_provider_cdc.sources.mysql.steps.check_identity import check_identity
 from airflow_provider_cdc.sources.mysql.steps.past import resolve
 from airflow_provider_cdc.sources.mysql.steps.takeover import replaced_on, take_over, without_known
-from airflow_provider_cdc.sources.mysql.tables.cascades import relies_on_log
 from airflow_provider_cdc.sources.mysql.tables.schema import difference, read_tables
 
 _DIFFERENCES = (
@@ -107,17 +103,6 @@ def refusals_since(
         return refused | {name: f"since the copy {why}" for name, why in replaced.items()}
 
 
-def check_contained(
-    settings: ConnectionSettings, start: GtidSet, end: GtidSet, facts: MysqlFacts, table: Table
-) -> None:
-    """Check that the log from ``start`` to ``end`` contains all schema changes of a table (`Table.eras`).
-
-    :param facts: the facts that were recorded at ``start``.
-    :raises SchemaChanged: the log contains not all of them.
-    """
-    cut(log_segments(settings, start, prefix_of(settings, end).place, facts.begun, 1), [table])
-
-
 def _difference(table: Table, now: Table) -> str:
     return difference(table, now) or ("its key is another index" if table.key_index != now.key_index else "")
 
@@ -151,10 +136,10 @@ def _broken(
     carries = changes is not None
 
     def are_all_refused(facts: LogFacts) -> bool:
-        return len(_refused(facts, tables, carries)) == len(tables)
+        return len(refused(facts, tables, carries)) == len(tables)
 
     facts = survey(settings, begin, start, tables, end=end, rows=True, is_enough=are_all_refused)
-    reasons = _refused(facts, tables, carries)
+    reasons = refused(facts, tables, carries)
     if len(reasons) == len(tables):
         return reasons
     if facts.stopped is not None:
@@ -176,38 +161,6 @@ def _broken(
         check_writes(settings, facts.summaries)
     except ExactnessError as error:
         return {table.name: reasons.get(table.name, f"since the copy: {_said(error)}") for table in tables}
-    return reasons
-
-
-def _refused(facts: LogFacts, tables: Sequence[Table], carries: bool) -> dict[TableName, str]:
-    """Return the tables at whose statements or rows a run would stop, each with the first reason in the log."""
-    known = {era.begins for table in tables for era in table.eras}
-    found: list[tuple[LogPlace, TableName, str]] = []
-    for one in facts.statements:
-        if str(one.begins) in known or (carries and one.columns is not None) or one.error is None:
-            continue
-        # Other statements than those that touch certain tables may concern all of them.
-        touches = one.meaning.effect is Effect.TOUCHES
-        on = one.on if touches else dict.fromkeys((table.name for table in tables), one.meaning)
-        found += [
-            (one.begins, name, f"{effect.described} ({one.where})")
-            for name, effect in on.items()
-            if effect.effect not in HARMLESS
-        ]
-    for row in facts.bad_rows:
-        if carries and row.code == walk_state.SHAPE:
-            continue
-        # Do not check whether a prepared transaction counts. If it does not count, a table is read in full without
-        # need, which is always correct.
-        unlogged = row.code == walk_state.OTHERS_CASCADES
-        found += [
-            (row.place, table.name, f"{row.error.message} ({row.where})")
-            for table in tables
-            if (relies_on_log(table) if unlogged else table.name == row.table)
-        ]
-    reasons: dict[TableName, str] = {}
-    for _, name, why in sorted(found, key=lambda one: (file_number(one[0].file), one[0].position)):
-        reasons.setdefault(name, f"since the copy: {why}")
     return reasons
 
 

@@ -121,3 +121,15 @@ def identity_problem(table: Table) -> Problem | None:
         "; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in names),
         str(table.name),
     )
+
+
+def joining(catalog: Catalog, tables: Sequence[Table]) -> list[Table]:
+    """Return the tables that can join the publication. For these tables, the log has whole old rows or the keys of all
+    changed rows, and the server does not reject changes because of the publication."""
+    followed_tables = followed(catalog, tables)
+    whole = whole_rows(catalog, tables)
+    return [
+        table
+        for table, keys, rows in zip(tables, followed_tables, whole, strict=True)
+        if (keys or rows) and table.details["kind"] not in (VIEW, MATERIALIZED)
+    ]

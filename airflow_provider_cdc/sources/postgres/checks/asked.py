@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from airflow_provider_cdc.core.checks import Check, Moment, Raised
-from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.core.checks import Check, Moment, Raised, problems_of
+from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.sources.planning.survey import request_problems
 from airflow_provider_cdc.sources.postgres.checks.context import (
     CatalogContext,
@@ -25,7 +25,7 @@ from airflow_provider_cdc.sources.postgres.checks.tables import (
     ROWS_ELSEWHERE,
 )
 from airflow_provider_cdc.sources.postgres.server.server import change_setting, decodes_on_demand, platform
-from airflow_provider_cdc.sources.postgres.server.session import value
+from airflow_provider_cdc.sources.postgres.server.session import Connection, value
 from airflow_provider_cdc.sources.postgres.server.session_variables import REQUIRED
 
 # Checks of the privileges of the connection's user.
@@ -187,3 +187,12 @@ OF_A_REQUEST: tuple[Check[RequestContext], ...] = (
     *EVENT_TRIGGERS,
     *ROOM,
 )
+
+
+def check_settings(connection: Connection, moment: Moment) -> None:
+    """Check the settings of a server.
+
+    :raises PreflightError: a setting does not fit.
+    """
+    if problems := problems_of(SETTINGS, moment, ServerContext(connection)):
+        raise PreflightError(problems)

@@ -29,8 +29,7 @@ from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.planning.survey import FINAL_SECONDS, wait_for_clock
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves, read_tables
-from airflow_provider_cdc.sources.postgres.checks.asked import SETTINGS
-from airflow_provider_cdc.sources.postgres.checks.context import ServerContext
+from airflow_provider_cdc.sources.postgres.checks.asked import check_settings
 from airflow_provider_cdc.sources.postgres.checks.past import PAST, Past, PastContext, micros
 from airflow_provider_cdc.sources.postgres.checks.tables import RELATIONS, ROWS_ELSEWHERE
 from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts, PublicationState
@@ -72,8 +71,7 @@ def record_past(
 ) -> InitialPoint:
     """`Source.record_past`."""
     with session(settings) as connection:
-        if problems := problems_of(SETTINGS, Moment.POSITION_FIXED, ServerContext(connection)):
-            raise PreflightError(problems)
+        check_settings(connection, Moment.POSITION_FIXED)
         facts = identity(connection)
         past = _past(settings, connection, options)
         position = resolve(settings, connection, past, as_of, options, final=True)

@@ -56,8 +56,8 @@ from airflow_provider_cdc.sources.postgres.catalog.schema_difference import (
     partitions_changed,
     read_at,
 )
-from airflow_provider_cdc.sources.postgres.checks.asked import SETTINGS
-from airflow_provider_cdc.sources.postgres.checks.context import CatalogContext, ServerContext
+from airflow_provider_cdc.sources.postgres.checks.asked import check_settings
+from airflow_provider_cdc.sources.postgres.checks.context import CatalogContext
 from airflow_provider_cdc.sources.postgres.checks.slots import PUBLICATION
 from airflow_provider_cdc.sources.postgres.checks.tables import RELATIONS
 from airflow_provider_cdc.sources.postgres.server import session_setup
@@ -109,8 +109,7 @@ def record_initial(
     try:
         for _ in range(_TRIES):
             with session(settings) as connection:
-                if problems := problems_of(SETTINGS, Moment.POSITION_FIXED, ServerContext(connection)):
-                    raise PreflightError(problems)
+                check_settings(connection, Moment.POSITION_FIXED)
                 # List the slots now, because only slots that already exist may be dropped later. If a try begins later,
                 # the manifest may record the position of its slot.
                 earlier = slots.names_of_run(connection, run_id)

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import psycopg
 
-from airflow_provider_cdc.core.checks import Moment, problems_of
+from airflow_provider_cdc.core.checks import Moment
 from airflow_provider_cdc.core.options.run import FULL, StepOptions
 from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.run.manifest import TablePlan
@@ -26,16 +26,13 @@ from airflow_provider_cdc.errors import (
     CdcError,
     ConfigurationError,
     LogGone,
-    PreflightError,
     SchemaChanged,
 )
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
-from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed, whole_rows
+from airflow_provider_cdc.sources.postgres.catalog.replica_identities import joining
 from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
-from airflow_provider_cdc.sources.postgres.catalog.view_definitions import MATERIALIZED, VIEW
-from airflow_provider_cdc.sources.postgres.checks.asked import SETTINGS
-from airflow_provider_cdc.sources.postgres.checks.context import ServerContext
+from airflow_provider_cdc.sources.postgres.checks.asked import check_settings
 from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.server import identity
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote, session, value
@@ -127,8 +124,7 @@ def keep_past(settings: ConnectionSettings, plans: Sequence[TablePlan], options:
             hint="use a connection whose user owns the tables, and leave the field publication of the connection empty",
         )
     with session(settings) as connection:
-        if problems := problems_of(SETTINGS, Moment.PREFLIGHT, ServerContext(connection)):
-            raise PreflightError(problems)
+        check_settings(connection, Moment.PREFLIGHT)
         name = name_of(connection, options.standing_slot)
         alone(connection, name, options.lock.slot_wait_seconds)
         record = usable(settings, connection, name)
@@ -317,18 +313,6 @@ def _move_on(connection: Connection, name: str, there: Lsn, seconds: float) -> N
     """Advance the slot to ``there``."""
     with slots.waiting_for_standbys(connection, name, seconds):
         advance(connection, name, there)
-
-
-def joining(catalog: Catalog, tables: Sequence[Table]) -> list[Table]:
-    """Return the tables that can join the publication. For these tables, the log has whole old rows or the keys of all
-    changed rows, and the server does not reject changes because of the publication."""
-    followed_tables = followed(catalog, tables)
-    whole = whole_rows(catalog, tables)
-    return [
-        table
-        for table, keys, rows in zip(tables, followed_tables, whole, strict=True)
-        if (keys or rows) and table.details["kind"] not in (VIEW, MATERIALIZED)
-    ]
 
 
 def _join(
