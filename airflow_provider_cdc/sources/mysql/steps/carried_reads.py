@@ -19,9 +19,7 @@ from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.log import refusals
-from airflow_provider_cdc.sources.mysql.log.prefixes import prefix_of
 from airflow_provider_cdc.sources.mysql.log.replaced import WatchedTables
-from airflow_provider_cdc.sources.mysql.log.segments import cut, log_segments
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, end_of_log, is_before
 from airflow_provider_cdc.sources.mysql.server.privileges import Privileges
@@ -137,4 +135,8 @@ def _check_contained(
     :param facts: the facts that were recorded at ``start``.
     :raises SchemaChanged: the log contains not all of them.
     """
+    # Late, because these modules load the kernels.
+    from airflow_provider_cdc.sources.mysql.log.prefixes import prefix_of
+    from airflow_provider_cdc.sources.mysql.log.segments import cut, log_segments
+
     cut(log_segments(settings, start, prefix_of(settings, end).place, facts.begun, 1), [table])
