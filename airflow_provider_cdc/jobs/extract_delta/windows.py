@@ -203,7 +203,12 @@ def check_bases(step: Step) -> None:
     """
     for run_id, base in step.manifest.bases.items():
         check = partial(step.source.check_since, base.identity, step.manifest.start_of(run_id))
-        retry("extract_delta: check the source since the last copy", check)
+        try:
+            retry("extract_delta: check the source since the last copy", check)
+        except LogGone as error:
+            # The run keeps its plan, so it would roll the same copies forward again.
+            hint = "trigger a new run: it reads the tables in full"
+            raise LogGone(error.message, where=error.where, hint=hint) from error
     for one in logs_of(step, [entry for entry in step.tables if entry.basis]):
         if one.pieces:
             # The run checked the source when it moved, and has recorded the log up to its present position.

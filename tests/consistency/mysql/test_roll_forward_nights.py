@@ -211,6 +211,15 @@ def test_anonymous_transactions_between_preflight_and_the_position_stop_the_run(
     run.finish()
     nights.do("UPDATE stock SET left_over = 1")
     nights.rolled()
+    server.query("FLUSH BINARY LOGS")
+    run = nights.night("auto")
+    run.record()
+    assert run.plans[0].base
+    run.snapshot()
+    server.purge_log()
+    with pytest.raises(LogGone) as purged:
+        run.extract_delta()
+    assert "trigger a new run" in purged.value.hint, "the run keeps its plan, so no task of it can be cleared"
 
 
 def test_a_change_behind_the_log_stops_the_run(nights: Nights) -> None:
