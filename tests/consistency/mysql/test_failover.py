@@ -219,6 +219,7 @@ def test_a_blue_green_upgrade(fleet: Fleet) -> None:
         pytest.param("before the copy", marks=SLOW),
         pytest.param("after the copy", marks=LONG),
         pytest.param("before the copy, and purged", marks=LONG),
+        pytest.param("before the copy, and skipped on the primary", marks=LONG),
     ],
 )
 def test_errant_transactions(when: str, fleet: Fleet) -> None:
@@ -228,6 +229,11 @@ def test_errant_transactions(when: str, fleet: Fleet) -> None:
     errant = "UPDATE stock SET note = 'errant' WHERE id IN (1, 2)"
     if when.startswith("before"):
         fleet.do(errant, server=replica)
+        if when.endswith("primary"):
+            # The usual repair: the primary gets the GTID, but not the change. Other transactions follow in the log.
+            ((uuid,),) = replica.query("SELECT @@server_uuid")
+            fleet.do(f"SET gtid_next = '{uuid}:1'", "BEGIN", "COMMIT")
+            fleet.primary.query("FLUSH BINARY LOGS")
         fleet.write("before the copy")
         fleet.caught_up(replica)
     if when.endswith("purged"):
@@ -245,8 +251,12 @@ def test_errant_transactions(when: str, fleet: Fleet) -> None:
     if when == "after the copy":
         fleet.next_night(forward=True)
     else:
-        of_its_own = "transactions of its own" if when == "before the copy" else "no longer has the log"
-        fleet.next_night(forward=False, because=of_its_own)
+        because = {
+            "before the copy": "transactions of its own",
+            "before the copy, and purged": "no longer has the log",
+            "before the copy, and skipped on the primary": "is another transaction there",
+        }[when]
+        fleet.next_night(forward=False, because=because)
 
 
 @SLOW
@@ -272,13 +282,20 @@ def test_a_restored_backup_whose_server_gave_the_same_gtids_again(fleet: Fleet) 
 
 
 @LONG
-@pytest.mark.parametrize("what", ["a setting", "a restart", "a filter", "an unlogged replacement"])
+@pytest.mark.parametrize(
+    "what", ["a setting", "a restart", "a filter", "an unlogged replacement", "one before the next commit"]
+)
 def test_what_the_log_of_the_new_server_does_not_show(what: str, fleet: Fleet) -> None:
     replica = fleet.replica("b")
     fleet.next_night(forward=False)
     fleet.write("replicated")
     fleet.caught_up(replica)
     fleet.next_night(forward=True)
+    unlogged = ("SET sql_log_bin = 0", *(f"ALTER TABLE {name} ENGINE = InnoDB" for name in TABLES))
+    if what == "one before the next commit":
+        # The server shows when tables were created in whole seconds.
+        replica.query("DO SLEEP(1.1)")
+        fleet.do(*unlogged, server=replica)
     fleet.write("since")
     fleet.caught_up(replica)
     fleet.take_over(replica)
@@ -287,6 +304,7 @@ def test_what_the_log_of_the_new_server_does_not_show(what: str, fleet: Fleet) -
         "a restart": "server was started",
         "a filter": "replication filter",
         "an unlogged replacement": "not in the log",
+        "one before the next commit": "not in the log",
     }[what]
     if what == "a setting":
         replica.query("SET GLOBAL binlog_order_commits = ON")
@@ -294,9 +312,30 @@ def test_what_the_log_of_the_new_server_does_not_show(what: str, fleet: Fleet) -
         replica.restart()
     elif what == "a filter":
         replica.query("CHANGE REPLICATION FILTER REPLICATE_IGNORE_TABLE = (shop.other)")
-    else:
-        fleet.do("SET sql_log_bin = 0", *(f"ALTER TABLE {name} ENGINE = InnoDB" for name in TABLES))
+    elif what == "an unlogged replacement":
+        fleet.do(*unlogged)
     fleet.next_night(forward=False, because=because)
+
+
+@LONG
+def test_a_foreign_key_that_only_the_new_server_has(fleet: Fleet) -> None:
+    """The log of the new server lacks what the foreign key changes."""
+    key = "FOREIGN KEY (id) REFERENCES stock (id) ON DELETE CASCADE"
+    replica = fleet.replica("b", innodb_native_foreign_keys="ON")
+    fleet.do("SET sql_log_bin = 0", f"ALTER TABLE visits ADD {key}", server=replica)
+    # The server shows when tables were altered in whole seconds.
+    replica.query("DO SLEEP(1.1)")
+    fleet.do("INSERT INTO stock (note) VALUES ('later')")
+    fleet.next_night(forward=False)
+    fleet.caught_up(replica)
+    fleet.take_over(replica)
+    fleet.do("DELETE FROM stock WHERE id = 1")
+    run = fleet.night("auto")
+    run.record()
+    reasons = {plan.table.name: plan.reason for plan in run.plans}
+    assert "foreign keys change its rows" in reasons["visits"]
+    assert "is rolled forward" in reasons["stock"]
+    fleet.check(run)
 
 
 @LONG

@@ -1,20 +1,20 @@
 """The commit times by which a transaction is recognized on another server.
 
 A GTID identifies a transaction only within one history: in a restored backup, or after a crash with sync_binlog=0, the
-server gives the same GTIDs to other transactions. But replication keeps the time at which the transaction was committed
-on its first server, in microseconds (``original_commit_timestamp``). If a GTID has the same time on two servers, it is
-the same transaction on both, and so are all earlier transactions.
+server gives the same GTIDs to other transactions. A session can give any GTID to a transaction, too (``gtid_next``):
+after a write on a replica, operators commit an empty transaction with the same GTID on the primary. But replication
+keeps the time at which the transaction was committed on its first server, in microseconds
+(``original_commit_timestamp``). If a GTID has the same time on two servers, it is the same transaction on both.
 """
 
 from __future__ import annotations
 
-from contextlib import closing, suppress
+from contextlib import closing
 
 from airflow_provider_cdc.core.positions.gtid import Gtid, GtidSet
-from airflow_provider_cdc.errors import LogGone
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.server import log_protocol
-from airflow_provider_cdc.sources.mysql.server.log_history import HistoryEvent, log_events, log_files, previous_gtids
+from airflow_provider_cdc.sources.mysql.server.log_history import HistoryEvent, log_events
 from airflow_provider_cdc.sources.mysql.server.session import Connection, value
 
 _HAS_TIMES = 2
@@ -22,21 +22,16 @@ _TIME_AT, _TIME_BYTES = 42, 7
 _ORIGINAL_FOLLOWS = 1 << 55
 
 
-def last_commits(settings: ConnectionSettings, connection: Connection, file: str, position: GtidSet) -> str:
-    """Return the commit times of the last transactions of ``position``, one for each server whose transactions are in
-    the same log file, as text: ``uuid:number@microseconds``, separated by commas.
+def last_commits(settings: ConnectionSettings, connection: Connection, position: GtidSet) -> str:
+    """Return the commit time of the last transaction of each UUID in ``position``, as text:
+    ``uuid:number@microseconds``, separated by commas. Transactions that are no longer in the log are omitted.
 
-    Empty: the log has none of them, or they have tags, whose events have another format.
-
-    :param file: the log file in which the position is.
+    Empty: the log has none of them. Or it has transactions with tags, whose events have another format.
     """
-    names = list(log_files(connection))
-    recent = GtidSet()
-    with suppress(LogGone):
-        for name in reversed(names[: names.index(file) + 1] if file in names else []):
-            if recent := position - previous_gtids(connection, name):
-                break
-    last = [Gtid(uuid, tag, intervals[-1][1] - 1) for uuid, tag, intervals in recent.items() if not tag]
+    purged = GtidSet.parse(value(connection, "@@global.gtid_purged"))
+    if any(tag for _, tag, _ in (position - purged).items()):
+        return ""
+    last = [Gtid(uuid, "", intervals[-1][1] - 1) for uuid, tag, intervals in position.items() if not tag]
     found = commit_times(settings, connection, GtidSet.of(last))
     return ",".join(f"{gtid}@{when}" for gtid, when in sorted(found.items()))
 
@@ -57,25 +52,27 @@ def difference(settings: ConnectionSettings, connection: Connection, commits: st
 def commit_times(settings: ConnectionSettings, connection: Connection, wanted: GtidSet) -> dict[str, int]:
     """Return the original commit times of a few transactions, in microseconds since 1970, by the text of the GTID.
 
-    Transactions that are no longer in the log are omitted. The server reads the files from the first of these
-    transactions on, but sends hardly anything else.
+    Transactions that are no longer in the log are omitted. For each transaction, the server reads one file, but sends
+    hardly anything else.
     """
     # Read gtid_purged first: the server may purge log meanwhile, and then it refuses the request.
     purged, executed = (
         GtidSet.parse(value(connection, f"@@global.{name}")) for name in ("gtid_purged", "gtid_executed")
     )
-    wanted = (wanted & executed) - purged
     found: dict[str, int] = {}
-    if not wanted:
-        return found
-    with closing(log_events(settings, "", log_protocol.FIRST_POSITION, (executed - wanted).encode())) as events:
-        for event in events:
-            if event.kind == log_protocol.GTID and (one := _original_time(event)) is not None:
-                gtid, when = one
-                if GtidSet.parse(gtid) <= wanted:
-                    found[gtid] = when
-            if len(found) == len(wanted):
-                break
+    logged = ((wanted & executed) - purged).items()
+    for one in (
+        Gtid(uuid, tag, gno) for uuid, tag, intervals in logged for bounds in intervals for gno in range(*bounds)
+    ):
+        # Request one at a time: for several, the server would read all files from the first to the last of them.
+        others = (executed - GtidSet.of([one])).encode()
+        with closing(log_events(settings, "", log_protocol.FIRST_POSITION, others)) as events:
+            for event in events:
+                if event.kind == log_protocol.GTID and (read := _original_time(event)) is not None:
+                    gtid, when = read
+                    if gtid == str(one):
+                        found[gtid] = when
+                        break
     return found
 
 

@@ -104,7 +104,7 @@ def with_mark(
         there = place_of_present(here, connection, facts.place)
     else:
         there, facts = place, replace(facts, begun=place)
-    return replace(facts, mark=mark_of(here, there, last_commits(here, connection, there.file, position)))
+    return replace(facts, mark=mark_of(here, there, last_commits(here, connection, position)))
 
 
 def started(connection: Connection) -> str:

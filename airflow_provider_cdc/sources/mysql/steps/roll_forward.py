@@ -29,7 +29,7 @@ from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace
 from airflow_provider_cdc.sources.mysql.server.session import Connection, session, value
 from airflow_provider_cdc.sources.mysql.steps.check_identity import check_identity
 from airflow_provider_cdc.sources.mysql.steps.past import resolve
-from airflow_provider_cdc.sources.mysql.steps.takeover import replaced_on, take_over, without_known
+from airflow_provider_cdc.sources.mysql.steps.takeover import as_here, replaced_on, take_over
 from airflow_provider_cdc.sources.mysql.tables.schema import difference, read_tables
 
 _DIFFERENCES = (
@@ -50,7 +50,7 @@ def refusals_since(
     with session(settings) as connection:
         taken = take_over(settings, connection, facts, start)
         if taken is not None:
-            facts, tables = taken.facts, [without_known(table) for table in tables]
+            facts, tables = taken.facts, as_here(connection, tables)
         check_identity(settings, connection, facts, start, Moment.ROLL_FORWARD)
         context = PositionContext(connection, position=start)
         if problems := problems_of(REPLICATED, Moment.ROLL_FORWARD, context):

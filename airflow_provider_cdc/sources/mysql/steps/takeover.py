@@ -31,9 +31,11 @@ from airflow_provider_cdc.sources.mysql.log.replaced import made_since, replaced
 from airflow_provider_cdc.sources.mysql.server import commit_times, log_history
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.log_history import LogMark, LogPlace, mark_of
+from airflow_provider_cdc.sources.mysql.server.privileges import Privileges
 from airflow_provider_cdc.sources.mysql.server.server import state
 from airflow_provider_cdc.sources.mysql.server.session import Connection, RunSettings, account, query, session, value
 from airflow_provider_cdc.sources.mysql.steps.past import resolve
+from airflow_provider_cdc.sources.mysql.tables.cascades import with_parents
 
 _FILTERS = ("replication_applier_filters", "replication_applier_global_filters")
 _TABLE_ACCESS_DENIED = 1142
@@ -55,13 +57,13 @@ class Takeover:
     def replaced(self, connection: Connection, tables: Sequence[Table]) -> dict[TableName, str]:
         """Return the tables that a statement outside the log may have replaced since the position, with the reason.
 
-        The identities of tables that were recorded on the other server cannot be compared.
+        The identities of tables that were recorded on the other server cannot be compared. Statements count from the
+        last commit of the position on, not only from the next commit on (`Past.until`): they changed rows of this
+        server only.
         """
-        if self._past.until is None:
-            return {}
         copied = list({one.name: one for table in tables for one in (*table.cascades_from, table)}.values())
         place = self._past.prefix.place
-        found = made_since(self._settings, connection, place, copied, self._past.until)
+        found = made_since(self._settings, connection, place, copied, self._past.moment)
         return {name: why for name, (why, _) in found.items()}
 
 
@@ -133,9 +135,11 @@ def continued(
         return taken.facts
 
 
-def without_known(table: Table) -> Table:
-    """Return a table without the facts that were known about it on another server."""
-    return replace(table, details={**table.details, KNOWN_AT_POSITION: []})
+def as_here(connection: Connection, tables: Sequence[Table]) -> tuple[Table, ...]:
+    """Return tables of another server without the facts that were known about them there, and with the parents whose
+    changes are not logged here: this server may have other foreign keys, or log less of what they change."""
+    unknown = [replace(table, details={**table.details, KNOWN_AT_POSITION: []}) for table in tables]
+    return with_parents(connection, Privileges(connection), unknown)[0]
 
 
 def relations(settings: RunSettings, connection: Connection, traces: Sequence[Trace]) -> list[Finding]:
