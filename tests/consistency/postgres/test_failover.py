@@ -185,11 +185,40 @@ def test_a_switch_in_mid_run(spark: SparkSession, tmp_path: Path) -> None:
         pair.write("in the run")
         run.snapshot()
         pair.caught_up()
-        pair.take_over()
+        plans = run.plans
+        pair.nights.server = pair.standby
         pair.nights.number -= 1
         run = pair.night()
+        run.plans = plans
+        with pytest.raises(SourceReplaced, match="reaches a standby"):
+            run.lock_and_record()
+        pair.take_over()
         with pytest.raises(SourceReplaced, match="timeline was 1, here it is 2"):
             run.extract_delta()
-        run.record()
-        assert {bool(plan.base) for plan in run.plans} == {True}
+        # The task `preflight` is not cleared, so only this task records that the standby has taken over.
+        run.lock_and_record()
+        assert {bool(plan.base) for plan in plans} == {True}
         pair.nights.check(run.finish()["published"])
+        pair.write("after the run")
+        pair.next_night(forward=True)
+
+
+@pytest.mark.slow
+def test_a_time_in_the_past_on_the_server_that_took_over(spark: SparkSession, tmp_path: Path) -> None:
+    """The position of the time is looked up before the task has found that a standby took over."""
+    with pair_of(VERSIONS[-1], spark, tmp_path) as pair:
+        pair.first()
+        pair.synchronize()
+        pair.write("before the switch")
+        pair.caught_up()
+        pair.take_over()
+        pair.write("given again")
+        ((time,),) = pair.primary.query(
+            "SELECT to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.USZ')"
+        )
+        run = pair.nights.night("auto", standing_slot_hours=0, as_of=time)
+        run.record()
+        assert {bool(plan.base) for plan in run.plans} == {True}, [plan.reason for plan in run.plans]
+        pair.nights.check(run.finish()["published"])
+        pair.write("after the switch")
+        pair.next_night(forward=True)

@@ -44,10 +44,12 @@ def identity(connection: Connection) -> PostgresFacts:
 def taken_over(settings: ConnectionSettings, connection: Connection, facts: PostgresFacts, start: Lsn) -> PostgresFacts:
     """Return ``facts`` with the present timeline, if a standby took over after the position ``start``.
 
+    If the connection reaches another server, or a standby, return ``facts``.
+
     :raises SourceReplaced: the standby took over before ``start``.
     """
     here = identity(connection)
-    if here.system_identifier != facts.system_identifier:
+    if here.system_identifier != facts.system_identifier or not here.timeline:
         return facts
     if why := timelines.why_not_here(settings, here.timeline, facts.timeline, start):
         raise SourceReplaced(

@@ -21,9 +21,9 @@ _FIRST = "1"
 def forks(settings: ConnectionSettings, timeline: str) -> Mapping[str, Lsn]:
     """Return the forks of the server's present ``timeline``: where its history left each earlier timeline.
 
-    Empty if the server no longer has the file with the history.
+    Empty if the server no longer has the file with the history, or is a standby, which has no timeline of its own.
     """
-    if timeline == _FIRST:
+    if timeline in ("", _FIRST):
         return {}
     try:
         with session(settings, replication=True) as connection:
@@ -31,8 +31,13 @@ def forks(settings: ConnectionSettings, timeline: str) -> Mapping[str, Lsn]:
     except psycopg.errors.UndefinedFile:
         return {}
     text = content.decode() if isinstance(content, bytes) else content
-    lines = (line.split() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#"))
-    return {line[0]: Lsn.parse(line[1]) for line in lines}
+    lines = [line.split() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    found: dict[str, Lsn] = {}
+    # A recovery to a target before an earlier fork keeps this fork in the file, but the history left the earlier
+    # timeline at the target. So a later line bounds all lines before it.
+    for line in reversed(lines):
+        found[line[0]] = min([Lsn.parse(line[1]), *found.values()])
+    return found
 
 
 def why_not_here(settings: ConnectionSettings, here: str, timeline: str, position: Lsn) -> str:

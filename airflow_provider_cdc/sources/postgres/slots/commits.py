@@ -22,7 +22,7 @@ from airflow_provider_cdc.errors import LogGone, SourceUnavailable
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote, session, slot_errors, value
 from airflow_provider_cdc.sources.postgres.slots import slots
-from airflow_provider_cdc.sources.postgres.slots.standing_record import Join, Mark, alone, load, store
+from airflow_provider_cdc.sources.postgres.slots.standing_record import Join, Mark, alone, load_to_change, store
 
 PART_BYTES = 256 * 2**20
 """Bytes of log that one call decodes. The server stores the result of a call on its disk until the call returns."""
@@ -220,6 +220,6 @@ def remember(settings: ConnectionSettings, name: str, beginning: str, mark: Mark
     """Record a mark, so that later calls do not need to read the log before the mark again."""
     with session(settings) as connection:
         alone(connection, name, seconds)
-        record = load(connection, name)
+        record = load_to_change(settings, connection, name)
         if record is not None and record.beginning == beginning and mark not in record.marks:
             store(connection, name, record.with_mark(mark))

@@ -252,6 +252,15 @@ def load(connection: Connection, name: str) -> Standing | None:
     return None
 
 
+def load_to_change(settings: ConnectionSettings, connection: Connection, name: str) -> Standing | None:
+    """Return the record as `load` does. If a standby took over after all positions of the record, the record has the
+    present timeline. Otherwise, a caller that adds a position would mix positions of two timelines."""
+    record, server_now = load(connection, name), ground(connection)
+    if record is None or why_of_another(settings, record, server_now):
+        return record
+    return replace(record, server=server_now)
+
+
 def why_gone(record: Standing, server_now: Mapping[str, str]) -> str:
     """Return why a server has no slot for a record. ``server_now`` is the identity of the server (`ground`)."""
     if record.server.get(TIMELINE) == server_now[TIMELINE]:

@@ -112,6 +112,7 @@ def refusals_since(
 def check_since(settings: ConnectionSettings, facts: PostgresFacts, start: Lsn) -> None:
     """`Source.check_since`."""
     with session(settings) as connection:
+        facts = taken_over(settings, connection, facts, start)
         _check_since(connection, facts, start)
 
 

@@ -48,6 +48,7 @@ from airflow_provider_cdc.sources.postgres.slots.standing_record import (
     frames_of,
     ground,
     load,
+    load_to_change,
     name_of,
     now,
     publication_version,
@@ -210,7 +211,7 @@ def note_position(settings: session_setup.RunSettings, options: StepOptions) -> 
     with session(settings) as connection:
         name = name_of(connection, options.standing_slot)
         alone(connection, name, options.lock.slot_wait_seconds)
-        if (record := load(connection, name)) is not None:
+        if (record := load_to_change(settings, connection, name)) is not None:
             store(connection, name, record.with_run(settings.server.slot, settings.position, now(connection)))
 
 

@@ -21,6 +21,7 @@ from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.server.timelines import forks
 from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
+from harness.throw_away import throw_away
 from tests.conftest import PostgresFactory
 from tests.consistency.postgres.test_disks_put_back import Disk
 from tests.soon import soon
@@ -82,6 +83,7 @@ def test_a_standby_is_refused_and_a_promoted_one_is_not_the_server_that_the_run_
             there.preflight(["public.*"])
         with pytest.raises(SourceReplaced, match="reaches a standby"):
             there.check_identity(initial.identity, initial.position)
+        assert there.take_over(initial.identity, initial.position, ()) == initial.identity
         standby.query("SELECT pg_promote()")
         with pytest.raises(SourceReplaced, match="timeline was 1, here it is 2"):
             there.check_identity(initial.identity, initial.position)
@@ -96,6 +98,9 @@ def test_a_standby_is_refused_and_a_promoted_one_is_not_the_server_that_the_run_
             assert there.take_over(initial.identity, position, ()).timeline == "2"
         with pytest.raises(SourceReplaced, match=f"a standby took over at {fork}, before the position"):
             there.take_over(initial.identity, Lsn(int(fork) + 1), ())
+        there.check_since(initial.identity, initial.position)
+        with pytest.raises(SourceReplaced, match=f"a standby took over at {fork}, before the position"):
+            there.check_since(initial.identity, Lsn(int(fork) + 1))
         for timeline, position, unproven, number in (
             ("1", initial.position, "", 2),
             ("1", fork, "", 2),
@@ -114,6 +119,46 @@ def test_a_standby_is_refused_and_a_promoted_one_is_not_the_server_that_the_run_
             (found,) = histories_of(there, heads, lake, plans, again, present, RUN_ID, "").values()
             assert (found.unproven.startswith(unproven), found.number) == (True, number), (timeline, position)
             assert (found == history) == (number == 2 and not unproven)
+
+
+@pytest.mark.slow
+def test_a_recovery_to_a_target_before_the_fork_leaves_both_timelines_at_the_target(
+    postgres_factory: PostgresFactory,
+) -> None:
+    """PostgreSQL recovers along the newest timeline by default, and keeps its fork in the history."""
+    with throw_away("cdc-recovered-") as directory:
+        archive = directory / "log"
+        archive.mkdir()
+        for folder in (directory, archive):
+            folder.chmod(0o777)
+        archived = {"restore_command": f"cp '{archive}/%f' '%p'", "recovery_target_action": "promote"}
+        server = postgres_factory({"archive_mode": "on", "archive_command": f"cp '%p' '{archive}/%f'"})
+        backup = server.standby(directory / "backup")
+        backup.stop()
+        target, position = (_written(server) for _ in range(2))
+        server.stop()
+        (server.data / "recovery.signal").touch()
+        server.restart(archived)
+        soon(lambda: server.query("SELECT pg_is_in_recovery()"), [(False,)])
+        assert position < forks(settings_of(server, "postgres"), "2")["1"]
+        _written(server)
+        server.stop()
+        (backup.data / "standby.signal").rename(backup.data / "recovery.signal")
+        (backup.data / "postgresql.auto.conf").write_text("")
+        backup.restart(archived | {"recovery_target_lsn": str(target)})
+        with backup:
+            soon(lambda: backup.query("SELECT pg_is_in_recovery()"), [(False,)])
+            found = forks(settings_of(backup, "postgres"), "3")
+            assert target <= found["1"] == found["2"] < position
+
+
+def _written(server: PostgresServer) -> Lsn:
+    """Write, let the server archive its log, and return the position after the write."""
+    server.query("SELECT pg_logical_emit_message(true, 'test', 'message')")
+    ((position,),) = server.query("SELECT pg_current_wal_flush_lsn()::text")
+    ((name,),) = server.query("SELECT pg_walfile_name(pg_switch_wal())")
+    soon(lambda: server.query("SELECT last_archived_wal >= %s FROM pg_stat_archiver", (name,)), [(True,)])
+    return Lsn.parse(position)
 
 
 @pytest.mark.parametrize("name", ["system_identifier", "timeline", "database_oid"])
