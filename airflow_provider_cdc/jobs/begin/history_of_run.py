@@ -128,7 +128,7 @@ def _tell(table: TableName, copy: Copy | None, own: History, run_id: str) -> Non
     elif own.unproven and trace_of(copy).mark:
         _log.warning(
             "%s: cannot tell whether the source was set back after the copy of run %s: %s. The run compares only "
-            "positions to decide which copy is newer.",
+            "positions, or times if the timelines differ, to decide which copy is newer.",
             table,
             copy.run_id,
             own.unproven,
