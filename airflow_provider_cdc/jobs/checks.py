@@ -31,7 +31,7 @@ CHECKS: tuple[Check[None], ...] = (
     ),
     Check(
         "run.odd-values",
-        "`On.unrepresentable` decides how values that no Arrow type holds are published. A value does not "
+        "The option `On.unrepresentable` decides how values that no Arrow type holds are published. A value does not "
         "count if a change in the window removes its row.",
         (),
         "set `On.unrepresentable`, or correct the value",

@@ -42,7 +42,7 @@ def test_what_cannot_be_copied_is_told_all_at_once_with_what_a_look_at_the_rows_
     assert set(problems) == {str(shop.name("stray")), f"{shop.name('days')}.other"}
     seen = problems[f"{shop.name('days')}.other"]
     assert " in 2 of the " in seen.what
-    assert all(choice in seen.hint for choice in ("string", "null", "on_table_error", "leave the table out"))
+    assert all(choice in seen.hint for choice in ("string", "null", "On.table_error", "leave the table out"))
 
 
 def test_what_cannot_be_copied_is_left_out_if_that_is_asked_for_and_the_reasons_are_kept(shop: Database) -> None:
