@@ -7,20 +7,26 @@ of the standing slot shows whether both conditions hold.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 
-from airflow_provider_cdc.core.checks import Check, Moment
+from airflow_provider_cdc.core.checks import Check, Moment, problems_of
 from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.position import Lsn
+from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.tables.table import Table
-from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.errors import PreflightError, Problem
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import identity_problem
-from airflow_provider_cdc.sources.postgres.catalog.schema import NO_ROOM, without_room
+from airflow_provider_cdc.sources.postgres.catalog.schema import NO_ROOM, leaves, read_tables, without_room
 from airflow_provider_cdc.sources.postgres.checks.context import CatalogContext
-from airflow_provider_cdc.sources.postgres.server.session import quote
-from airflow_provider_cdc.sources.postgres.slots.catalog_versions import Asked
+from airflow_provider_cdc.sources.postgres.checks.tables import RELATIONS, ROWS_ELSEWHERE
+from airflow_provider_cdc.sources.postgres.server.facts import PublicationState
+from airflow_provider_cdc.sources.postgres.server.session import Connection, quote
+from airflow_provider_cdc.sources.postgres.slots import publications
+from airflow_provider_cdc.sources.postgres.slots.catalog_versions import Asked, already_so
 from airflow_provider_cdc.sources.postgres.slots.publications import publication_problems
 from airflow_provider_cdc.sources.postgres.slots.standing_record import (
     Joined,
@@ -232,3 +238,40 @@ PAST: tuple[Check[PastContext], ...] = (
         _keys,
     ),
 )
+
+
+def check_since_past(
+    moment: Moment,
+    settings: ConnectionSettings,
+    connection: Connection,
+    past: Past,
+    plans: Sequence[TablePlan],
+    position: Lsn,
+    as_of: AsOf,
+) -> tuple[list[Table], PublicationState]:
+    """Check that copies can be exact at ``position``. Return the present tables, each with the part that is copied, and
+    the state of the standing slot's publication at the same moment.
+
+    :raises PreflightError: copies cannot be exact at the position. Each problem names the earliest possible position.
+    """
+
+    def find(catalog: Catalog) -> tuple[PastContext, list[Problem], PublicationState]:
+        found = read_tables(catalog, [plan.table for plan in plans], past.name)
+        # No check applies to columns that are left out.
+        tables = [replace(table, selection=plan.selection) for plan, table in zip(plans, found, strict=True)]
+        # Other runs may add their tables to the publication meanwhile.
+        relations = ",".join(str(leaf.oid) for table in tables for leaf in leaves(table))
+        state = publications.publication_state(catalog, past.name, relations)
+        context = PastContext(catalog, tables=tables, plans=plans, past=past, position=position, as_of=as_of)
+        problems = problems_of((*ROWS_ELSEWHERE, *RELATIONS, *PAST), moment, context)
+        return context, problems, PublicationState(past.name, state, relations)
+
+    while True:
+        context, problems, members = read_catalog(connection, find)
+        if not (asked := context.unanswered):
+            break
+        unchanged = already_so(settings, connection, past.name, asked)
+        past.looked_up.update((str(question.table.name), question.table.name in unchanged) for question in asked)
+    if problems:
+        raise PreflightError(problems)
+    return [*context.tables], members

@@ -17,22 +17,18 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from uuid import uuid4
 
-from airflow_provider_cdc.core.checks import Moment, problems_of
+from airflow_provider_cdc.core.checks import Moment
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
-from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import CdcError, LogGone, PreflightError, Problem, SourceUnavailable
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.planning.survey import FINAL_SECONDS, wait_for_clock
-from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
-from airflow_provider_cdc.sources.postgres.catalog.schema import leaves, read_tables
 from airflow_provider_cdc.sources.postgres.checks.asked import check_settings
-from airflow_provider_cdc.sources.postgres.checks.past import PAST, Past, PastContext, micros
-from airflow_provider_cdc.sources.postgres.checks.tables import RELATIONS, ROWS_ELSEWHERE
-from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts, PublicationState
+from airflow_provider_cdc.sources.postgres.checks.past import Past, check_since_past, micros
+from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.server import identity
 from airflow_provider_cdc.sources.postgres.server.session import (
     Connection,
@@ -41,8 +37,7 @@ from airflow_provider_cdc.sources.postgres.server.session import (
     slot_errors,
     value,
 )
-from airflow_provider_cdc.sources.postgres.slots import publications, slots, waits
-from airflow_provider_cdc.sources.postgres.slots.catalog_versions import already_so
+from airflow_provider_cdc.sources.postgres.slots import slots, waits
 from airflow_provider_cdc.sources.postgres.slots.commits import advance, prefix_at, remember
 from airflow_provider_cdc.sources.postgres.slots.standing_record import (
     emit_commit,
@@ -63,7 +58,7 @@ def check_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TableP
     with session(settings) as connection:
         past = _past(settings, connection, options)
         position = resolve(settings, connection, past, as_of, options, final=False)
-        _check_since(Moment.PREFLIGHT, settings, connection, past, plans, position, as_of)
+        check_since_past(Moment.PREFLIGHT, settings, connection, past, plans, position, as_of)
 
 
 def record_past(
@@ -84,7 +79,9 @@ def record_past(
             waits.wait_until_visible(settings, connection, options.lock.slot_wait_seconds)
             # Check the tables only after this wait. If a table is the same now as when it joined the standing slot, it
             # was also the same at the position.
-            tables, members = _check_since(Moment.POSITION_FIXED, settings, connection, past, plans, position, as_of)
+            tables, members = check_since_past(
+                Moment.POSITION_FIXED, settings, connection, past, plans, position, as_of
+            )
             facts = replace(slots.with_slot(facts, name, past.name), publication=members)
             waits.wait(partial(query, connection), settings.address)
         except BaseException:
@@ -192,43 +189,6 @@ def resolve(
         raise _refused(f"{format_micros(when)} lies before the standing slot {past.name}", past.earliest)
     remember(settings, past.name, past.record.beginning, prefix.mark, options.lock.slot_wait_seconds)
     return prefix.position
-
-
-def _check_since(
-    moment: Moment,
-    settings: ConnectionSettings,
-    connection: Connection,
-    past: Past,
-    plans: Sequence[TablePlan],
-    position: Lsn,
-    as_of: AsOf,
-) -> tuple[list[Table], PublicationState]:
-    """Check that copies can be exact at ``position``. Return the present tables, each with the part that is copied, and
-    the state of the standing slot's publication at the same moment.
-
-    :raises PreflightError: copies cannot be exact at the position. Each problem names the earliest possible position.
-    """
-
-    def find(catalog: Catalog) -> tuple[PastContext, list[Problem], PublicationState]:
-        found = read_tables(catalog, [plan.table for plan in plans], past.name)
-        # No check applies to columns that are left out.
-        tables = [replace(table, selection=plan.selection) for plan, table in zip(plans, found, strict=True)]
-        # Other runs may add their tables to the publication meanwhile.
-        relations = ",".join(str(leaf.oid) for table in tables for leaf in leaves(table))
-        state = publications.publication_state(catalog, past.name, relations)
-        context = PastContext(catalog, tables=tables, plans=plans, past=past, position=position, as_of=as_of)
-        problems = problems_of((*ROWS_ELSEWHERE, *RELATIONS, *PAST), moment, context)
-        return context, problems, PublicationState(past.name, state, relations)
-
-    while True:
-        context, problems, members = read_catalog(connection, find)
-        if not (asked := context.unanswered):
-            break
-        unchanged = already_so(settings, connection, past.name, asked)
-        past.looked_up.update((str(question.table.name), question.table.name in unchanged) for question in asked)
-    if problems:
-        raise PreflightError(problems)
-    return [*context.tables], members
 
 
 def copy_slot(connection: Connection, past: Past, name: str, position: Lsn) -> None:

@@ -23,22 +23,13 @@ from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import CdcError, PreflightError, Problem, SourceReplaced
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
-from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
-from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed, identity_problem
-from airflow_provider_cdc.sources.postgres.catalog.schema import leaves, read_tables, without_room
+from airflow_provider_cdc.sources.postgres.catalog.schema import leaves
 from airflow_provider_cdc.sources.postgres.checks.past import Past
 from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts, PublicationState
 from airflow_provider_cdc.sources.postgres.server.server import identity, taken_over
 from airflow_provider_cdc.sources.postgres.server.session import Connection, session, value
 from airflow_provider_cdc.sources.postgres.slots import publications, slots
-from airflow_provider_cdc.sources.postgres.slots.catalog_versions import Asked, already_so
-from airflow_provider_cdc.sources.postgres.slots.standing_record import (
-    KNOWN_DAYS,
-    format_micros,
-    parents_among,
-    states_of,
-)
 from airflow_provider_cdc.sources.postgres.steps import past, schema_changes
 
 _SLOTS, _SLOTS_AGAIN = 3, 5
@@ -100,7 +91,9 @@ def refusals_since(
             )
         starts = dict.fromkeys((table.name for table in tables), start)
         made_by = dict.fromkeys(starts, slots.without_token(facts.slot))
-        now, refused, altered = _altered(settings, connection, standing, starts, made_by, to is not None, keys_only)
+        now, refused, altered = schema_changes.altered_tables(
+            settings, connection, standing, starts, made_by, to is not None, keys_only
+        )
         if evolutions is None or keys_only or not altered:
             return refused
         since = schema_changes.SinceCopy(settings, connection, standing, start, end)
@@ -138,7 +131,7 @@ def keep_window(
             # position. So the log has all changes of the table up to the run's position.
             keys_only = any(plan.at_upper for plan in plans)
             made_by = {plan.table: slots.name_of(plan.base) for plan in plans if plan.base}
-            tables, refused, altered = _altered(
+            tables, refused, altered = schema_changes.altered_tables(
                 settings, connection, standing, starts, made_by, bounded=False, keys_only=keys_only
             )
             carried = {plan.table for plan in plans if plan.evolution is not None and not keys_only} & altered
@@ -195,79 +188,6 @@ def _beyond(standing: Past, start: Lsn) -> str:
     if standing.confirmed <= start:
         return ""
     return f"the standing slot {standing.name} reaches back to {standing.confirmed}, but the copy is at {start}"
-
-
-def _altered(
-    settings: ConnectionSettings,
-    connection: Connection,
-    standing: Past,
-    starts: Mapping[TableName, Lsn],
-    made_by: Mapping[TableName, str],
-    bounded: bool,
-    keys_only: bool,
-) -> tuple[tuple[Table, ...], dict[TableName, str], set[TableName]]:
-    """Return the present tables, in the order of ``starts``, and the reasons why copies of them cannot be rolled
-    forward from ``starts``, by the standing slot's record. Also return the tables whose only reason is that they were
-    altered.
-
-    :param made_by: prefixes of the slot names of the runs that made the copies.
-    :param bounded: whether the position to which the copies are rolled forward is in the past.
-    :param keys_only: whether only the keys of changed rows are needed from the log.
-    """
-
-    def present(catalog: Catalog) -> tuple[tuple[Table, ...], dict[TableName, bool], dict[str, str], set[str]]:
-        tables = read_tables(catalog, list(starts))
-        has_keys = followed(catalog, tables, standing.name) if keys_only else [True] * len(tables)
-        told = dict(zip(starts, has_keys, strict=True))
-        # The partitions of a tree are known at two points: at the position of the copy, and now. At a position in
-        # between, the partitions are unknown, unless the tree has no room for more partitions.
-        parents: set[str] = set()
-        if bounded:
-            parents = {str(table.name) for table in tables if table.details["kind"] == "p"}
-            parents |= parents_among(catalog, tables)
-            parents -= without_room(catalog, tables)
-        return tables, told, states_of(catalog, standing.name, tables), parents
-
-    tables, told, states, parents = read_catalog(connection, present)
-    reasons: dict[TableName, str] = {}
-    joined_later, altered = [], set()
-    for table in tables:
-        name = str(table.name)
-        joined = standing.record.tables.get(name)
-        if not told[table.name]:
-            reasons[table.name] = "the log does not have the keys of its changed rows"
-        elif not keys_only and (problem := identity_problem(table)) is not None:
-            reasons[table.name] = problem.what
-        elif name in parents:
-            reasons[table.name] = "it has partitions or child tables, and which ones at a past position is unknown"
-        elif joined is None:
-            reasons[table.name] = f"the standing slot {standing.name} does not cover it yet, only from this run on"
-        elif not standing.record.has_copy(name, starts[table.name], made_by[table.name]):
-            # A session records a copy only after it has found the run's own slot on the server. So a recorded copy's
-            # position is in the server's present history.
-            reasons[table.name] = (
-                f"the standing slot {standing.name} has no record of the copy at {starts[table.name]}: the server's "
-                f"disk was restored to an earlier state, or the copy is older than {KNOWN_DAYS} days, or the run of "
-                "the copy did not use this standing slot, or this run could not record the copy (its task "
-                "`consolidate` then logged a warning)"
-            )
-        elif joined.state != states[name]:
-            altered.add(table.name)
-            reasons[table.name] = (
-                f"it, its schema or the publication was altered since {format_micros(joined.at)}, or a privilege "
-                "on it was granted or revoked"
-            )
-        elif starts[table.name] < Lsn.parse(joined.position):
-            joined_later.append(Asked(table, joined, starts[table.name]))
-    unchanged = already_so(settings, connection, standing.name, joined_later)
-    for question in joined_later:
-        if question.table.name not in unchanged:
-            altered.add(question.table.name)
-            reasons[question.table.name] = (
-                f"the standing slot covers the table only since {question.joined.position} ({question.joined.why}), "
-                f"but the copy is at {question.position}"
-            )
-    return tables, reasons, altered
 
 
 def _not_carried(

@@ -1,4 +1,5 @@
-"""Finds out whether copies can be rolled forward over schema changes, and how (`catalog.schema_difference`).
+"""Finds the tables that were altered since their copies, and whether the copies can be rolled forward over the schema
+changes, and how (`catalog.schema_difference`).
 
 The log has no DDL. These facts replace it:
 
@@ -23,14 +24,22 @@ from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
 from airflow_provider_cdc.errors import CdcError, TerminalError
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import TrackedTable
-from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import read_catalog
-from airflow_provider_cdc.sources.postgres.catalog.schema import RENAMED, REWRITTEN, leaves
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
+from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed, identity_problem
+from airflow_provider_cdc.sources.postgres.catalog.schema import RENAMED, REWRITTEN, leaves, read_tables, without_room
 from airflow_provider_cdc.sources.postgres.catalog.schema_difference import NotCarried, evolution, number_of
 from airflow_provider_cdc.sources.postgres.catalog.types import with_young_fields
 from airflow_provider_cdc.sources.postgres.checks.past import Past
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, reading_session, value
 from airflow_provider_cdc.sources.postgres.slots.catalog_versions import Asked, all_ended, already_so
-from airflow_provider_cdc.sources.postgres.slots.standing_record import Joined, frames_of, states_of
+from airflow_provider_cdc.sources.postgres.slots.standing_record import (
+    KNOWN_DAYS,
+    Joined,
+    format_micros,
+    frames_of,
+    parents_among,
+    states_of,
+)
 
 # The text of an array with one value is the text of the value, in quotes if necessary.
 _MISSING = """
@@ -245,3 +254,76 @@ def _read(since: SinceCopy, tables: Sequence[Table]) -> None:
 def reason_text(error: CdcError) -> str:
     """Return an error in the words of a reason why a table is not carried."""
     return f"{error.message} ({error.where})" if error.where else error.message
+
+
+def altered_tables(
+    settings: ConnectionSettings,
+    connection: Connection,
+    standing: Past,
+    starts: Mapping[TableName, Lsn],
+    made_by: Mapping[TableName, str],
+    bounded: bool,
+    keys_only: bool,
+) -> tuple[tuple[Table, ...], dict[TableName, str], set[TableName]]:
+    """Return the present tables, in the order of ``starts``, and the reasons why copies of them cannot be rolled
+    forward from ``starts``, by the standing slot's record. Also return the tables whose only reason is that they were
+    altered.
+
+    :param made_by: prefixes of the slot names of the runs that made the copies.
+    :param bounded: whether the position to which the copies are rolled forward is in the past.
+    :param keys_only: whether only the keys of changed rows are needed from the log.
+    """
+
+    def present(catalog: Catalog) -> tuple[tuple[Table, ...], dict[TableName, bool], dict[str, str], set[str]]:
+        tables = read_tables(catalog, list(starts))
+        has_keys = followed(catalog, tables, standing.name) if keys_only else [True] * len(tables)
+        told = dict(zip(starts, has_keys, strict=True))
+        # The partitions of a tree are known at two points: at the position of the copy, and now. At a position in
+        # between, the partitions are unknown, unless the tree has no room for more partitions.
+        parents: set[str] = set()
+        if bounded:
+            parents = {str(table.name) for table in tables if table.details["kind"] == "p"}
+            parents |= parents_among(catalog, tables)
+            parents -= without_room(catalog, tables)
+        return tables, told, states_of(catalog, standing.name, tables), parents
+
+    tables, told, states, parents = read_catalog(connection, present)
+    reasons: dict[TableName, str] = {}
+    joined_later, altered = [], set()
+    for table in tables:
+        name = str(table.name)
+        joined = standing.record.tables.get(name)
+        if not told[table.name]:
+            reasons[table.name] = "the log does not have the keys of its changed rows"
+        elif not keys_only and (problem := identity_problem(table)) is not None:
+            reasons[table.name] = problem.what
+        elif name in parents:
+            reasons[table.name] = "it has partitions or child tables, and which ones at a past position is unknown"
+        elif joined is None:
+            reasons[table.name] = f"the standing slot {standing.name} does not cover it yet, only from this run on"
+        elif not standing.record.has_copy(name, starts[table.name], made_by[table.name]):
+            # A session records a copy only after it has found the run's own slot on the server. So a recorded copy's
+            # position is in the server's present history.
+            reasons[table.name] = (
+                f"the standing slot {standing.name} has no record of the copy at {starts[table.name]}: the server's "
+                f"disk was restored to an earlier state, or the copy is older than {KNOWN_DAYS} days, or the run of "
+                "the copy did not use this standing slot, or this run could not record the copy (its task "
+                "`consolidate` then logged a warning)"
+            )
+        elif joined.state != states[name]:
+            altered.add(table.name)
+            reasons[table.name] = (
+                f"it, its schema or the publication was altered since {format_micros(joined.at)}, or a privilege "
+                "on it was granted or revoked"
+            )
+        elif starts[table.name] < Lsn.parse(joined.position):
+            joined_later.append(Asked(table, joined, starts[table.name]))
+    unchanged = already_so(settings, connection, standing.name, joined_later)
+    for question in joined_later:
+        if question.table.name not in unchanged:
+            altered.add(question.table.name)
+            reasons[question.table.name] = (
+                f"the standing slot covers the table only since {question.joined.position} ({question.joined.why}), "
+                f"but the copy is at {question.position}"
+            )
+    return tables, reasons, altered
