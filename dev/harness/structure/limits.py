@@ -26,7 +26,6 @@ MORE_IMPORTS: Mapping[str, int] = {
     "operators.spark.step": 22,
     "sources.mysql.log.walker": 21,
     "sources.postgres.steps.chunk_reader": 21,
-    "sources.postgres.steps.snapshot": 23,
 }
 """Modules that import more, each with the number of its imports. These numbers only decrease."""
 

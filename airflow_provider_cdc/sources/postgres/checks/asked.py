@@ -3,11 +3,14 @@ tables and request."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from airflow_provider_cdc.core.checks import Check, Moment, Raised, problems_of
+from airflow_provider_cdc.core.run.manifest import TablePlan
+from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.sources.planning.survey import request_problems
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog
 from airflow_provider_cdc.sources.postgres.checks.context import (
     CatalogContext,
     RequestContext,
@@ -195,4 +198,15 @@ def check_settings(connection: Connection, moment: Moment) -> None:
     :raises PreflightError: a setting does not fit.
     """
     if problems := problems_of(SETTINGS, moment, ServerContext(connection)):
+        raise PreflightError(problems)
+
+
+def check_fixed(catalog: Catalog, tables: Sequence[Table], plans: Sequence[TablePlan], publication: str = "") -> None:
+    """Run the checks of the tables that preflight has checked, while the position is fixed.
+
+    :param publication: the publication of the run. Empty: it does not exist yet, and is not checked.
+    :raises PreflightError: a table can no longer be copied, or the publication does not have all of its changes.
+    """
+    context = CatalogContext(catalog, tables=tables, plans=plans, publication=publication)
+    if problems := problems_of((*RELATIONS, *PUBLICATION), Moment.POSITION_FIXED, context):
         raise PreflightError(problems)

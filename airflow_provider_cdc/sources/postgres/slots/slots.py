@@ -16,12 +16,13 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import psycopg
 
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, SourceUnavailable, TransientError
 from airflow_provider_cdc.sources.api.source import PUBLICATION, SLOT, ConnectionSettings, KeptObject
@@ -289,6 +290,11 @@ def with_slot(facts: PostgresFacts, slot: str, publication: str = "") -> Postgre
     return replace(facts, slot=slot, publication=listed, publication_made=not publication)
 
 
+def superseded(names: Sequence[str]) -> tuple[Facts, ...]:
+    """Return the identities of earlier tries of a run, by the names of their slots."""
+    return tuple(with_slot(PostgresFacts(), name).recorded() for name in names)
+
+
 def discard(settings: ConnectionSettings, facts: PostgresFacts) -> None:
     """Drop the slots and the publication that one try created (`with_slot`). A publication that existed before stays.
 
@@ -309,6 +315,15 @@ def drop(settings: ConnectionSettings, slot: str, publication: str = "") -> None
     with session(settings) as connection:
         require_primary(settings, connection)
         _drop(connection, slot, publication)
+
+
+def drop_after_error(settings: ConnectionSettings, slot: str, publication: str = "") -> None:
+    """Drop a slot and a publication while another error is handled: no later run would find them. If they cannot be
+    dropped, this is only logged, so that the first error is raised."""
+    try:
+        drop(settings, slot, publication)
+    except CdcError as also:
+        _log.warning("The slot %s may be left on the server: %s", slot, also)
 
 
 def require_primary(settings: ConnectionSettings, connection: Connection) -> None:

@@ -9,7 +9,6 @@ like any other run.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,12 +22,11 @@ from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
-from airflow_provider_cdc.errors import CdcError, LogGone, PreflightError, Problem, SourceUnavailable
+from airflow_provider_cdc.errors import LogGone, PreflightError, Problem, SourceUnavailable
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.planning.survey import FINAL_SECONDS, wait_for_clock
 from airflow_provider_cdc.sources.postgres.checks.asked import check_settings
 from airflow_provider_cdc.sources.postgres.checks.past import Past, check_since_past, micros
-from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.server import identity
 from airflow_provider_cdc.sources.postgres.server.session import (
     Connection,
@@ -49,8 +47,6 @@ from airflow_provider_cdc.sources.postgres.steps.standing_slot import usable
 
 _POLL_SECONDS = 0.5
 _WHERE = "parameter as_of"
-
-_log = logging.getLogger(__name__)
 
 
 def check_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TablePlan], options: StepOptions) -> None:
@@ -85,18 +81,14 @@ def record_past(
             facts = replace(slots.with_slot(facts, name, past.name), publication=members)
             waits.wait(partial(query, connection), settings.address)
         except BaseException:
-            # No later run would find the slot, so drop it. Raise the first error, even if the slot cannot be dropped.
-            try:
-                slots.drop(settings, name)
-            except CdcError as also:
-                _log.warning("The slot %s may be left on the server: %s", name, also)
+            slots.drop_after_error(settings, name)
             raise
     return InitialPoint(
         position,
         facts.recorded(),
         tuple(replace(table, options=plan.options) for plan, table in zip(plans, tables, strict=True)),
         0.0,
-        tuple(slots.with_slot(PostgresFacts(), other).recorded() for other in earlier),
+        slots.superseded(earlier),
     )
 
 

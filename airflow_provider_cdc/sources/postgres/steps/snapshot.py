@@ -12,20 +12,18 @@ once more by their keys, in an exported snapshot.
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from airflow_provider_cdc.core.checks import Check, Moment, problems_of
+from airflow_provider_cdc.core.checks import Moment
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import (
-    CdcError,
     PreflightError,
     SchemaChanged,
     SourceReplaced,
@@ -56,12 +54,8 @@ from airflow_provider_cdc.sources.postgres.catalog.schema_difference import (
     partitions_changed,
     read_at,
 )
-from airflow_provider_cdc.sources.postgres.checks.asked import check_settings
-from airflow_provider_cdc.sources.postgres.checks.context import CatalogContext
-from airflow_provider_cdc.sources.postgres.checks.slots import PUBLICATION
-from airflow_provider_cdc.sources.postgres.checks.tables import RELATIONS
+from airflow_provider_cdc.sources.postgres.checks.asked import check_fixed, check_settings
 from airflow_provider_cdc.sources.postgres.server import session_setup
-from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.server import identity
 from airflow_provider_cdc.sources.postgres.server.session import (
     Connection,
@@ -73,8 +67,6 @@ from airflow_provider_cdc.sources.postgres.server.session import (
 from airflow_provider_cdc.sources.postgres.slots import publications, slots, waits
 
 _TRIES = 3
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -122,9 +114,7 @@ def record_initial(
                         raise
                     point, changes = None, [str(error)]
             if point is not None and not changes:
-                return replace(
-                    point, superseded=tuple(slots.with_slot(PostgresFacts(), other).recorded() for other in earlier)
-                )
+                return replace(point, superseded=slots.superseded(earlier))
             slots.drop(settings, name, name)
         raise SchemaChanged(
             f"in each of {_TRIES} tries, the tables were altered while the position was fixed",
@@ -132,11 +122,7 @@ def record_initial(
             hint="wait until the DDL has ended, then trigger a new run",
         )
     except BaseException:
-        # No later run would find the slot, so drop it. Raise the first error, even if the slot cannot be dropped.
-        try:
-            slots.drop(settings, name, name)
-        except CdcError as also:
-            _log.warning("The slot %s may be left on the server: %s", name, also)
+        slots.drop_after_error(settings, name, name)
         raise
 
 
@@ -165,7 +151,7 @@ class _Fixing:
         :raises PreflightError: a table has a relation that cannot be copied.
         """
         tables = read_tables(catalog, self._names)
-        self._check(RELATIONS, catalog, tables)
+        check_fixed(catalog, tables, self.plans)
         return tables
 
     def fix(self, connection: Connection, before: Sequence[Table]) -> tuple[InitialPoint, list[str]]:
@@ -221,16 +207,9 @@ class _Fixing:
                 else "a concurrent try may already have fixed the position: retry the task",
             )
         # The publication and the tables may have changed since preflight.
-        self._check((*RELATIONS, *PUBLICATION), catalog, tables, mine)
+        check_fixed(catalog, tables, self.plans, mine)
         _check_plans(catalog, self.plans, tables, self.publication)
         return tables
-
-    def _check(
-        self, checks: Sequence[Check[CatalogContext]], catalog: Catalog, tables: Sequence[Table], publication: str = ""
-    ) -> None:
-        context = CatalogContext(catalog, tables=tables, plans=self.plans, publication=publication)
-        if problems := problems_of(checks, Moment.POSITION_FIXED, context):
-            raise PreflightError(problems)
 
 
 def _were_altered(connection: Connection, before: Sequence[Table]) -> bool:

@@ -23,7 +23,6 @@ from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import (
-    CdcError,
     ConfigurationError,
     LogGone,
     SchemaChanged,
@@ -143,10 +142,7 @@ def keep_past(settings: ConnectionSettings, plans: Sequence[TablePlan], options:
         except BaseException:
             if record is None:
                 # Drop the slot after any error, because a slot without a record would keep the log unnecessarily.
-                try:
-                    slots.drop(settings, name, name)
-                except CdcError as also:
-                    _log.warning("The slot %s may be left on the server: %s", name, also)
+                slots.drop_after_error(settings, name, name)
             raise
         tell_cost(connection, name, record)
 
