@@ -16,6 +16,7 @@ import selectors
 import time
 from collections.abc import Container, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 from urllib.parse import quote as percent
 from urllib.parse import urlencode
@@ -28,6 +29,7 @@ from adbc_driver_postgresql import dbapi
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
+from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.errors import (
     CdcError,
     ConfigurationError,
@@ -480,6 +482,14 @@ def mapped_errors(where: str) -> Iterator[None]:
         raise _statement_error(where, error.sqlstate or "", error_text(error)) from error
     except adbc_driver_manager.Error as error:
         raise _statement_error(where, error.sqlstate or "", error_text(error)) from error
+
+
+@dataclass(frozen=True)
+class SharedView:
+    """The snapshot that all reads of a step share, and its position."""
+
+    snapshot: str
+    upper: Lsn
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from airflow_provider_cdc.core.positions.position import Lsn, Position
 from airflow_provider_cdc.sources.api.source import ConnectionSettings, Source
 from airflow_provider_cdc.sources.postgres.server import server, session_setup
 from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
+from airflow_provider_cdc.sources.postgres.server.session import SharedView
 from airflow_provider_cdc.sources.postgres.source.log import PostgresLog
 from airflow_provider_cdc.sources.postgres.source.planning import PostgresPlanning
 from airflow_provider_cdc.sources.postgres.source.reading import PostgresReading
@@ -34,7 +35,7 @@ class PostgresSource(CarriesReads, PostgresPlanning, PostgresStarts, PostgresRea
     load_signals: ClassVar[frozenset[str]] = server.SIGNALS
     carries_pieces: ClassVar[bool] = True
 
-    def __init__(self, settings: ConnectionSettings, view: snapshot.SharedView | None = None) -> None:
+    def __init__(self, settings: ConnectionSettings, view: SharedView | None = None) -> None:
         self.settings = settings
         self.view = view
         self._kept: Kept | None = None

@@ -15,7 +15,7 @@ from airflow_provider_cdc.sources.api.source import ChunkReader, ConnectionSetti
 from airflow_provider_cdc.sources.api.window import UpperBound
 from airflow_provider_cdc.sources.postgres.catalog import schema_difference, types
 from airflow_provider_cdc.sources.postgres.server import session_setup
-from airflow_provider_cdc.sources.postgres.server.session import session
+from airflow_provider_cdc.sources.postgres.server.session import SharedView, session
 from airflow_provider_cdc.sources.postgres.slots import waits
 from airflow_provider_cdc.sources.postgres.steps import chunk_reader, snapshot
 from airflow_provider_cdc.sources.postgres.steps.check_identity import check_published
@@ -29,7 +29,7 @@ class PostgresReading(Reading):
 
     settings: ConnectionSettings
     _kept: Kept | None
-    view: snapshot.SharedView | None
+    view: SharedView | None
 
     def reader(self, table: Table, consistency: str, lock: LockPolicy) -> AbstractContextManager[ChunkReader]:
         return chunk_reader.open_reader(self.settings, table, consistency, self.view, self._kept)

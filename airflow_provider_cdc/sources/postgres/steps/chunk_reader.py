@@ -36,6 +36,7 @@ from airflow_provider_cdc.sources.postgres.checks.privileges import Privileges
 from airflow_provider_cdc.sources.postgres.chunking.chunks import place
 from airflow_provider_cdc.sources.postgres.chunking.key_ranges import ONE_BY_ONE, KeyLookup, pushed_condition
 from airflow_provider_cdc.sources.postgres.server.session import (
+    SharedView,
     is_denied,
     literal,
     mapped_errors,
@@ -45,7 +46,6 @@ from airflow_provider_cdc.sources.postgres.server.session import (
     shared_view_errors,
 )
 from airflow_provider_cdc.sources.postgres.slots import waits
-from airflow_provider_cdc.sources.postgres.steps.snapshot import SharedView
 from airflow_provider_cdc.sources.session import Kept
 
 MANY_LEAVES = 3

@@ -59,6 +59,7 @@ from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.server import identity
 from airflow_provider_cdc.sources.postgres.server.session import (
     Connection,
+    SharedView,
     query,
     session,
     shared_view_errors,
@@ -67,14 +68,6 @@ from airflow_provider_cdc.sources.postgres.server.session import (
 from airflow_provider_cdc.sources.postgres.slots import publications, slots, waits
 
 _TRIES = 3
-
-
-@dataclass(frozen=True)
-class SharedView:
-    """The snapshot that all reads of a step share, and its position."""
-
-    snapshot: str
-    upper: Lsn
 
 
 def record_initial(
