@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from airflow_provider_cdc.core.copies.plan_checks import feeds_gapless
+from airflow_provider_cdc.core.copies.plan_checks import BEGINS_ANEW, feeds_gapless
 from airflow_provider_cdc.core.options.run import CHANGES, FAIL, GIVE_UP_PAST, StepOptions
 from airflow_provider_cdc.core.positions.position import LogEnd
-from airflow_provider_cdc.core.run.manifest import Basis, InitialPoint, RunTable
+from airflow_provider_cdc.core.run.manifest import (
+    Basis,
+    FeedGap,
+    InitialPoint,
+    Manifest,
+    RunTable,
+)
 from airflow_provider_cdc.core.tables.table import KNOWN_AT_POSITION, PLAIN, Layout, Table, TableName
-from airflow_provider_cdc.errors import CdcError, SchemaChanged, TerminalError
+from airflow_provider_cdc.errors import (
+    CdcError,
+    LogGone,
+    PreflightError,
+    SchemaChanged,
+    TerminalError,
+)
 from airflow_provider_cdc.jobs.begin.preparation import place_of_carried
-from airflow_provider_cdc.jobs.log.log import logs_of
+from airflow_provider_cdc.jobs.log.log import RunLog, logs_of
 from airflow_provider_cdc.jobs.reads import read_record
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.step import Step
+from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import UpperBound
+from airflow_provider_cdc.sources.planning.selections import check_still
 
 LIMIT = 10
 """The greatest number of restarts of one run. A run whose tables are altered all the time would never end."""
@@ -187,3 +201,53 @@ def _carried(step: Step, entry: RunTable, as_read: Table, now: Table, point: Ini
     # The window of the table begins at its read, and only these facts were known then.
     details = {**now.details, KNOWN_AT_POSITION: as_read.details.get(KNOWN_AT_POSITION, [])}
     return replace(now, details=details, eras=evolution.eras, selection=as_read.selection)
+
+
+def read_again(manifest: Manifest, entry: RunTable, why: str) -> RunTable:
+    """Return a table of ``manifest`` as it is when it is read again. If the run publishes changes and would have rolled
+    the table's last copy forward, the feed of the table ends at this copy."""
+    gap, reason = entry.feed_gap, f"read again: {why}; {entry.reason}"
+    if gap is not None:
+        gap = gap.with_reason(why)
+    elif manifest.options.changes and entry.base:
+        gap = FeedGap(entry.base, manifest.bases[entry.base].position, why)
+        reason += BEGINS_ANEW
+    return replace(entry, base="", basis=None, reason=reason, feed_gap=gap)
+
+
+def altered_in_log(step: Step, altered: Mapping[str, str], read: Collection[str]) -> dict[str, str]:
+    """Return the tables that are not in ``altered``, and that a statement in the log has changed, each with the
+    statement. So the run moves once for all of them, and not once for each statement that only the log shows.
+
+    :param read: the tables that were read in full under the present manifest.
+    """
+    rolls = must_be_rolled(step.manifest.options)
+    unaltered = [entry for entry in step.tables if str(entry.table.name) not in altered]
+    logs = [*logs_of(step, [entry for entry in unaltered if str(entry.table.name) in read or entry.basis])]
+    if rolled := [(0, entry) for entry in unaltered if entry.base and not rolls]:
+        # The pieces of the log that the run has recorded do not have these tables.
+        logs.append(RunLog(step, step.manifest.start, (), tuple(rolled)))
+    found: dict[str, str] = {}
+    for one in logs:
+        source = one.fresh_source()
+        try:
+            errors = retry("search the log for altered tables", partial(source.altered_in_log, one.tables))
+        except LogGone:
+            # The run finds this again when it brings the reads to the later position.
+            continue
+        found |= {str(name): described(error) for name, error in errors.items()}
+    return found
+
+
+def check_parts(source: Source, entries: Sequence[RunTable], tables: Mapping[TableName, Table]) -> None:
+    """Check that the selected part of each table still exists.
+
+    :raises SchemaChanged: a column of a selection was changed, so the table can no longer be copied.
+    """
+    for entry in entries:
+        try:
+            check_still(source, replace(tables[entry.table.name], selection=entry.table.selection))
+        except PreflightError as error:
+            what = "; ".join(f"{problem.where}: {problem.what}" for problem in error.problems)
+            hint = "change `Table.where` and `Table.columns`, and trigger a new run"
+            raise SchemaChanged(what, where=str(entry.table.name), hint=hint) from error

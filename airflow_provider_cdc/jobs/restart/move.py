@@ -11,19 +11,17 @@ from before the change can be published.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 
-from airflow_provider_cdc.core.copies.plan_checks import BEGINS_ANEW
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.positions.as_of import reaches
 from airflow_provider_cdc.core.run.ledger import Link
 from airflow_provider_cdc.core.run.manifest import (
     Basis,
-    FeedGap,
     InitialPoint,
     Manifest,
     MissedPast,
@@ -50,59 +48,23 @@ from airflow_provider_cdc.jobs.begin.preparation import lake_format, with_shards
 from airflow_provider_cdc.jobs.log.log import RunLog, logs_of
 from airflow_provider_cdc.jobs.reads import ReadFiles, write_record
 from airflow_provider_cdc.jobs.restart.altered import (
+    altered_in_log,
     altered_table,
     carried_tables,
+    check_parts,
     described,
     may_be_carried,
-    must_be_rolled,
     named,
+    read_again,
     say_read_again,
 )
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.spool import end_spool
-from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import UpperBound
 from airflow_provider_cdc.sources.planning.point import record_point
-from airflow_provider_cdc.sources.planning.selections import check_still
 from airflow_provider_cdc.sources.planning.survey import layouts
-
-
-def read_again(manifest: Manifest, entry: RunTable, why: str) -> RunTable:
-    """Return a table of ``manifest`` as it is when it is read again. If the run publishes changes and would have rolled
-    the table's last copy forward, the feed of the table ends at this copy."""
-    gap, reason = entry.feed_gap, f"read again: {why}; {entry.reason}"
-    if gap is not None:
-        gap = gap.with_reason(why)
-    elif manifest.options.changes and entry.base:
-        gap = FeedGap(entry.base, manifest.bases[entry.base].position, why)
-        reason += BEGINS_ANEW
-    return replace(entry, base="", basis=None, reason=reason, feed_gap=gap)
-
-
-def altered_in_log(step: Step, altered: Mapping[str, str], read: Collection[str]) -> dict[str, str]:
-    """Return the tables that are not in ``altered``, and that a statement in the log has changed, each with the
-    statement. So the run moves once for all of them, and not once for each statement that only the log shows.
-
-    :param read: the tables that were read in full under the present manifest.
-    """
-    rolls = must_be_rolled(step.manifest.options)
-    unaltered = [entry for entry in step.tables if str(entry.table.name) not in altered]
-    logs = [*logs_of(step, [entry for entry in unaltered if str(entry.table.name) in read or entry.basis])]
-    if rolled := [(0, entry) for entry in unaltered if entry.base and not rolls]:
-        # The pieces of the log that the run has recorded do not have these tables.
-        logs.append(RunLog(step, step.manifest.start, (), tuple(rolled)))
-    found: dict[str, str] = {}
-    for one in logs:
-        source = one.fresh_source()
-        try:
-            errors = retry("search the log for altered tables", partial(source.altered_in_log, one.tables))
-        except LogGone:
-            # The run finds this again when it brings the reads to the later position.
-            continue
-        found |= {str(name): described(error) for name, error in errors.items()}
-    return found
 
 
 def restart_run(
@@ -241,7 +203,7 @@ class _Move:
             point = with_known_of_bases(plans, point, Storage(old.scratch))
             point = with_shards(source, plans, point, _merged_again(planned, self.start), old.options.merging)
             tables = {table.name: table for table in point.tables}
-            _check_parts(source, [entry for entry in planned if entry.table.name in tables], tables)
+            check_parts(source, [entry for entry in planned if entry.table.name in tables], tables)
             left_out = {**old.skipped, **with_merged(step.tables, self.skipped)}
             lake_names = list(dict.fromkeys(entry.table.lake_name for entry in planned if not entry.left_out))
             laid_out = layouts(lake_names, list(left_out), old.options.lake)
@@ -391,20 +353,6 @@ class _Move:
                 for name in together if broken is None else [broken]:
                     say_read_again(name, error)
                     del carried[name]
-
-
-def _check_parts(source: Source, entries: Sequence[RunTable], tables: Mapping[TableName, Table]) -> None:
-    """Check that the selected part of each table still exists.
-
-    :raises SchemaChanged: a column of a selection was changed, so the table can no longer be copied.
-    """
-    for entry in entries:
-        try:
-            check_still(source, replace(tables[entry.table.name], selection=entry.table.selection))
-        except PreflightError as error:
-            what = "; ".join(f"{problem.where}: {problem.what}" for problem in error.problems)
-            hint = "change `Table.where` and `Table.columns`, and trigger a new run"
-            raise SchemaChanged(what, where=str(entry.table.name), hint=hint) from error
 
 
 def _merged_again(planned: Sequence[RunTable], start: str) -> set[TableName]:

@@ -38,8 +38,7 @@ from airflow_provider_cdc.core.tables.published import plain_value
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import CopyMismatch, ValueNotRepresentable
 from airflow_provider_cdc.jobs.apply.key_ranges import Range, group_ranges
-from airflow_provider_cdc.jobs.apply.reread_layers import rows_again
-from airflow_provider_cdc.jobs.apply.rewind import DECODED_ROWS, TOUCHED_ROWS, Rewind, RewindOutcome
+from airflow_provider_cdc.jobs.apply.rewind import DECODED_ROWS, TOUCHED_ROWS, Rewind, RewindOutcome, rows_again
 from airflow_provider_cdc.jobs.apply.rolled_file import FOREIGN, AlteredFile, RolledFile, base_columns
 from airflow_provider_cdc.jobs.apply.touched_rows import TouchedKeys, has_one_pattern, in_portions, mark
 from airflow_provider_cdc.jobs.changes import net_change_files
