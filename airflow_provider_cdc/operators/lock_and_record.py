@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowSkipException
@@ -15,8 +14,6 @@ from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.uri import lake_of
-from airflow_provider_cdc.counted import format_count
-from airflow_provider_cdc.errors import PreflightError, SchemaChanged
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.catalog import lake_settings
 from airflow_provider_cdc.hooks.storage import accessing_storage
@@ -25,31 +22,20 @@ from airflow_provider_cdc.operators.arguments.types import TaskArguments, Xcom
 from airflow_provider_cdc.operators.base import (
     TargetOperator,
     group_of,
-    log_skipped,
     push_xcoms,
     run_folder,
     run_id_of,
     scratch_for,
 )
-from airflow_provider_cdc.operators.planning.checks import Places
 from airflow_provider_cdc.operators.planning.dag_run_state import dag_run_of
-from airflow_provider_cdc.operators.planning.missing_past import record_or_miss, say_missed_past
-from airflow_provider_cdc.operators.planning.plan_text import readable
-from airflow_provider_cdc.operators.planning.planner import Planner, PlanRequest, wait_until_started
+from airflow_provider_cdc.operators.planning.planner import PlanRequest, wait_until_started
+from airflow_provider_cdc.operators.planning.record_run import RunRecorder
 from airflow_provider_cdc.operators.release import ReleasingOperator
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.sinks.registry import open_sink
-from airflow_provider_cdc.sources.api.source import Source
-from airflow_provider_cdc.sources.planning.point import record_point
-from airflow_provider_cdc.sources.planning.shards import lake_names
-from airflow_provider_cdc.sources.planning.survey import layouts
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-
-_PLANS = 3
-"""The number of plans that a task tries, if tables are altered again and again."""
 
 
 class LockAndRecordOperator(TargetOperator, ReleasingOperator):
@@ -134,9 +120,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
     @failing
     @accessing_storage
     def execute(self, context: Context) -> dict[str, Any]:
-        # These modules are imported only here, because they are slow to import and Airflow parses DAGs often.
-        from airflow_provider_cdc.jobs.begin.initial_position import begin
-        from airflow_provider_cdc.jobs.begin.preparation import lake_format
+        # This module is imported only here, because it is slow to import and Airflow parses DAGs often.
         from airflow_provider_cdc.operators.planning.lake_checks import (
             check_not_made_before,
             check_not_of_a_deleted_dag_run,
@@ -166,66 +150,28 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         elif context["ti"].try_number == 1:
             check_not_of_a_deleted_dag_run(Run.load(folder), options)
 
-        def record_plan(
-            skipped: Mapping[str, str], plans: Sequence[TablePlan], options: StepOptions, missed: MissedPast | None
-        ) -> Run:
-            laid_out = layouts(lake_names(plans), list(skipped), options.lake)
-            return begin(
-                source,
-                plans,
-                options,
-                partial(record_point, source, options, plans, run_id),
-                run_id=run_id,
-                lake=lake,
-                scratch=scratch,
-                source_conn_id=self.source_conn_id,
-                skipped=skipped,
-                heads=sink,
-                missed_past=missed,
-                may_miss_past=self.may_miss_past is True,
-                lake_format=lake_format(options.lake.format, sink, run_id, source, laid_out),
-                group=group_of(context),
-            )
-
-        def record(
-            plans: Sequence[TablePlan], skipped: Mapping[str, str], options: StepOptions, missed: MissedPast | None
-        ) -> Run:
+        request = records.decode(PlanRequest, self.request, "XCom request of preflight") if self.request else None
+        recorder = RunRecorder(
+            source,
+            self.source_conn_id,
+            Storage(lake),
+            scratch,
+            sink,
+            run_id,
+            group_of(context),
+            request,
             # Accept only the boolean that preflight returned. If the value is a text, a template has replaced the value
             # that preflight returned.
-            if self.may_miss_past is True and options.as_of:
-                return record_or_miss(source, plans, options, partial(record_plan, skipped))
-            return record_plan(skipped, plans, options, missed)
-
+            self.may_miss_past is True,
+            self.log,
+        )
         self._recording = True
-        planner = self._planner(source, Places(Storage(lake), scratch, sink))
-        skipped: Mapping[str, str] = self.skipped or {}
-        for more_tries in reversed(range(_PLANS)):
-            try:
-                run = record(plans, skipped, options, missed)
-                break
-            except (SchemaChanged, PreflightError) as error:
-                if planner is None or not more_tries:
-                    raise
-                self.log.warning(
-                    "The run is planned again, because tables were altered since it was planned: %s", error
-                )
-            found, options, now_missed = planner.plan_again(options, may_miss=self.may_miss_past is True)
-            plans, skipped, missed = found.plans, found.skipped, now_missed or missed
-            log_skipped(self.log, skipped)
-            say_missed_past(self.log, now_missed)
-            self.log.info("%s will be copied:\n%s", format_count(len(plans), "table"), readable(plans))
+        run = recorder.record(plans, self.skipped or {}, options, missed)
         self._recording = False
         note_dag_run(run.folder, dag_run_of(context, self.task_id))
         outputs = {"run_uri": run.folder.uri, run.manifest.position_key: run.manifest.initial_position}
         push_xcoms(context, outputs)
         return outputs
-
-    def _planner(self, source: Source, places: Places) -> Planner | None:
-        """Return what plans the run again. None: preflight did not hand on its request."""
-        if not self.request:
-            return None
-        request = records.decode(PlanRequest, self.request, "XCom request of preflight")
-        return Planner(source, self.source_conn_id, request, places)
 
     def on_kill(self) -> None:
         # Raise an error, so that the cleanup handlers drop the objects that were already created on the source.
