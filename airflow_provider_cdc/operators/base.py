@@ -13,6 +13,7 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.uri import LakeUri, lake_of, redacted
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.operators.arguments.templates import RendersClearly
+from airflow_provider_cdc.report.facts import DagRunName
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -123,3 +124,8 @@ class TargetOperator(RendersClearly):
             self.target = redacted(self.target)
         if isinstance(self.scratch, str):
             self.scratch = redacted(self.scratch)
+
+
+def dag_run_name(context: Context) -> DagRunName:
+    """Return the names that identify a task's DAG run, for the run's report."""
+    return DagRunName(context["ti"].dag_id, str(context["dag_run"].run_id))

@@ -16,9 +16,9 @@ from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.storage import accessing_storage
 from airflow_provider_cdc.metrics import tell_published
 from airflow_provider_cdc.operators.announce import announcement_of, extras_of, say_other_target
-from airflow_provider_cdc.operators.base import log_skipped, push_xcoms
+from airflow_provider_cdc.operators.base import dag_run_name, log_skipped, push_xcoms
 from airflow_provider_cdc.operators.planning.missing_past import say_missed_past
-from airflow_provider_cdc.operators.spark.step import SparkStepOperator, dag_run_name
+from airflow_provider_cdc.operators.spark.step import SparkStepOperator
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.report.page import write_report
 

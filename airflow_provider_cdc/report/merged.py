@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from airflow_provider_cdc.core.shards.union import Member, Union, UnionResult
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.counted import format_count
-from airflow_provider_cdc.report.facts import DagRunName, Failed, Report, Section
+from airflow_provider_cdc.report.facts import DagRunName, Report, Section
 from airflow_provider_cdc.report.page import HTML, write_pages
 
 
@@ -28,15 +28,15 @@ def write_union(folder: Storage, union: Union, result: UnionResult, dag_run: Dag
     return write_pages(folder, Report(f"{what} of {format_count(len(union.members), 'source')}", tuple(sections)))
 
 
-def write_union_failure(folder: Storage, runs: dict[str, str], dag_run: DagRunName, failed: Failed) -> str:
-    """Write the report of a failed try. A later report replaces it. Return the URI of the page.
+def write_union_failure(folder: Storage, runs: dict[str, str], dag_run: DagRunName, error: Exception) -> str:
+    """Write the report of a try that failed with ``error``. A later report replaces it. Return the URI of the page.
 
     :param runs: the URIs of the folders of the runs, by source.
     :raises CdcError: the report could not be written to the store.
     """
-    message, _, hint = failed.message.partition("\n  Hint: ")
+    message, _, hint = str(error).partition("\n  Hint: ")
     why = (
-        ("error", failed.error),
+        ("error", type(error).__name__),
         ("what", message),
         *((("hint", hint),) if hint else ()),
         ("DAG", dag_run.dag_id),

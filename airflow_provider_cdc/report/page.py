@@ -164,12 +164,12 @@ def write_report(run: Run, dag_run: DagRunName) -> str:
     return write_pages(run.folder, report)
 
 
-def write_failure(run: Run, dag_run: DagRunName, failed: Failed) -> str:
-    """Write the report of a run with a failed step, and return the URI of the page. A later report replaces it.
+def write_failure(run: Run, dag_run: DagRunName, step: str, error: Exception) -> str:
+    """Write the report of a run whose ``step`` has failed, and return the URI of the page. A later report replaces it.
 
     :raises CdcError: the report could not be written to the store.
     """
-    return write_pages(run.folder, report_of_failure(run, dag_run, failed))
+    return write_pages(run.folder, report_of_failure(run, dag_run, Failed(step, type(error).__name__, str(error))))
 
 
 def write_pages(folder: Storage, report: Report) -> str:

@@ -19,8 +19,8 @@ from airflow_provider_cdc.core.run.timeline import Bar, write_timeline
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.selection import selection_of
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
-from airflow_provider_cdc.errors import LogGone, ManifestError
-from airflow_provider_cdc.report.facts import SLOWEST, DagRunName, Failed, Report, Section, snippets_of
+from airflow_provider_cdc.errors import LogGone, ManifestError, RunStopped
+from airflow_provider_cdc.report.facts import SLOWEST, DagRunName, Report, Section, snippets_of
 from airflow_provider_cdc.report.page import to_html, write_failure, write_report
 from tests.runs import consolidate_result, delta_result, manifest_of, publish, snapshot_result
 
@@ -152,7 +152,7 @@ def test_a_run_that_failed_tells_why_and_how_far_it_came(tmp_path: Path) -> None
     run = Run.create(manifest_of(Storage(tmp_path.as_uri()), initial_position=POSITION, tables=(ONE,)))
     run.finish_step("snapshot", snapshot_result(1234, seconds=2.0))
     error = LogGone("it was <purged>", where="binlog.000001", hint="keep it for longer")
-    uri = write_failure(run, DAG_RUN, Failed("extract_delta", type(error).__name__, str(error)))
+    uri = write_failure(run, DAG_RUN, "extract_delta", error)
     assert uri == run.folder.uri_of("report.html")
     text = "".join(Seen((tmp_path / "_runs" / run.run_id / "report.html").read_text()).text)
     for told in (
@@ -225,7 +225,7 @@ def test_acts_of_operators_and_of_the_governor_are_in_the_report_of_a_run_that_i
     act_on(run.folder, "pause", "<ann>", "a sale")
     held = acts.Event("2999-01-01T00:00:00+00:00", "snapshot", "held by the governor", "x is 7, above 5")
     acts.write(run.folder, "snapshot", "t", acts.ControlLog((held,), 60.0, 7.0))
-    uri = write_failure(run, DAG_RUN, Failed("snapshot", "RunStopped", "stopped"))
+    uri = write_failure(run, DAG_RUN, "snapshot", RunStopped("stopped"))
     page = Seen(Path(uri.removeprefix("file://")).read_text()).text
     text = " ".join(page)
     assert text.index("by <ann>: a sale") < text.index("held by the governor")

@@ -32,10 +32,9 @@ from airflow_provider_cdc.hooks.storage import accessing_storage
 from airflow_provider_cdc.operators.announce import certificate_extra, new_events
 from airflow_provider_cdc.operators.arguments.options import Allowed
 from airflow_provider_cdc.operators.arguments.types import SparkArguments, Xcom
-from airflow_provider_cdc.operators.base import log_skipped, push_xcoms, run_id_of, same_run
-from airflow_provider_cdc.operators.spark.step import SparkStepOperator, dag_run_name
+from airflow_provider_cdc.operators.base import dag_run_name, log_skipped, push_xcoms, run_id_of, same_run
+from airflow_provider_cdc.operators.spark.step import SparkStepOperator
 from airflow_provider_cdc.operators.task_errors import failing
-from airflow_provider_cdc.report.facts import Failed
 from airflow_provider_cdc.report.merged import write_union, write_union_failure
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 
@@ -201,8 +200,7 @@ class PublishMergedOperator(SparkStepOperator):
     def _report_failure(self, context: Context, error: Exception) -> None:
         with self._reporting():
             runs = {source: str(uri) for source, uri in self.runs.items()}
-            failed = Failed(self.step, type(error).__name__, str(error))
-            self.report_uri = write_union_failure(self.own_run(context), runs, dag_run_name(context), failed)
+            self.report_uri = write_union_failure(self.own_run(context), runs, dag_run_name(context), error)
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:

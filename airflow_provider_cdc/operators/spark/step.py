@@ -23,12 +23,16 @@ from airflow_provider_cdc.hooks.storage import accessing_storage
 from airflow_provider_cdc.jobs.runtime.driver import done_file, error_file, to_argument
 from airflow_provider_cdc.links.report import ReportLink
 from airflow_provider_cdc.operators.arguments.types import TaskArguments
-from airflow_provider_cdc.operators.base import push_xcoms, same_run
+from airflow_provider_cdc.operators.base import dag_run_name, push_xcoms, same_run
 from airflow_provider_cdc.operators.release import ReleasingOperator
-from airflow_provider_cdc.operators.spark.launchers.base import Phase, SparkLauncher, SparkRequest
-from airflow_provider_cdc.operators.spark.launchers.registry import check_spark, open_launcher
+from airflow_provider_cdc.operators.spark.launchers.registry import (
+    Phase,
+    SparkLauncher,
+    SparkRequest,
+    check_spark,
+    open_launcher,
+)
 from airflow_provider_cdc.operators.task_errors import airflow_error, failing
-from airflow_provider_cdc.report.facts import DagRunName, Failed
 from airflow_provider_cdc.report.page import write_failure
 from airflow_provider_cdc.sinks.registry import CatalogSettings
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
@@ -387,9 +391,7 @@ class SparkStepOperator(ReleasingOperator):
     def _report_failure(self, context: Context, error: Exception) -> None:
         try:
             run = Run.load(self.own_run(context))
-            self.report_uri = write_failure(
-                run, dag_run_name(context), Failed(self.step, type(error).__name__, str(error))
-            )
+            self.report_uri = write_failure(run, dag_run_name(context), self.step, error)
         except (CdcError, OSError) as also:
             # If the report cannot be written, this must not hide the error of the step.
             self.log.info("Could not write the run's report: %s", also)
@@ -440,8 +442,3 @@ def runs_where_spark_steps_run(task: Any, context: Context) -> bool:
     after = context["dag"].get_task(task.task_id).get_flat_relatives(upstream=False)
     steps = [step for step in after if issubclass(getattr(step, "operator_class", type(step)), SparkStepOperator)]
     return all(getattr(step, name, None) == getattr(task, name, None) for step in steps for name in _WORKER)
-
-
-def dag_run_name(context: Context) -> DagRunName:
-    """Return the names that identify a task's DAG run, for the run's report."""
-    return DagRunName(context["ti"].dag_id, str(context["dag_run"].run_id))

@@ -1,15 +1,91 @@
-"""Chooses the launcher of a Spark connection."""
+"""The interface of a launcher, and the choice of a launcher for a Spark connection."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
 
-from airflow_provider_cdc.errors import ConfigurationError, PreflightError
-from airflow_provider_cdc.operators.spark.launchers.base import SparkLauncher
+from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
+from airflow_provider_cdc.sinks.registry import CatalogSettings
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 
 _log = logging.getLogger(__name__)
+
+
+class Phase(Enum):
+    """The phase of a job."""
+
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class JobState:
+    """The state of a job.
+
+    :param details: for a failed job, how it ended.
+    :param hint: for a failed job, what to do.
+    """
+
+    phase: Phase
+    details: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class SparkRequest:
+    """One application of a step.
+
+    :param name: the name of the application, for people.
+    :param step: the step, which is also the name of its app (``spark_apps``).
+    :param arguments: the arguments of the app.
+    :param token: identifies the try. The app names its error record after it (`jobs.runtime.driver.error_file`).
+    :param settings: the connection to the source. It has the password, so a launcher passes it neither as an argument
+        nor as a property.
+    :param catalog: the connection to the catalog, which may have secrets, too.
+    """
+
+    name: str
+    step: str
+    arguments: Sequence[str]
+    token: str
+    settings: ConnectionSettings = field(repr=False)
+    catalog: CatalogSettings | None = field(default=None, repr=False)
+
+
+class SparkLauncher(Protocol):
+    """Starts Spark applications. A launcher is made for one Spark connection and the properties of one application.
+
+    A job is an application that the launcher has started. The launcher chooses its id.
+    """
+
+    def check(self, *, here: bool = True) -> Sequence[Problem]:
+        """Return the problems because of which no application can start.
+
+        :param here: whether the application will be submitted on this machine. Otherwise only the settings are checked.
+        """
+
+    def check_reachable(self) -> None:
+        """Check that the cluster accepts connections from this machine. Settings that `check` refuses are not checked.
+
+        :raises SparkFailed: it does not.
+        """
+
+    def submit(self, request: SparkRequest) -> str:
+        """Start an application, and return the id of the job."""
+
+    def poll(self, job: str) -> JobState:
+        """Return the state of a job, after waiting for a change. Pass the new output of the job to the log."""
+
+    def cancel(self, job: str, *, wait_seconds: float = 0.0) -> None:
+        """End a job. If it has ended, do nothing.
+
+        :param wait_seconds: the maximum number of seconds to wait until the job has ended.
+        """
 
 
 def open_launcher(

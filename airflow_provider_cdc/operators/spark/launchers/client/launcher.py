@@ -35,7 +35,6 @@ from airflow_provider_cdc.jobs.runtime.driver import (
     to_environment,
 )
 from airflow_provider_cdc.jobs.runtime.java_errors import hint_for, last_cause
-from airflow_provider_cdc.operators.spark.launchers.base import JobState, Phase, SparkRequest
 from airflow_provider_cdc.operators.spark.launchers.client import guardian
 from airflow_provider_cdc.operators.spark.launchers.client.checks import (
     check_master_answers,
@@ -44,6 +43,7 @@ from airflow_provider_cdc.operators.spark.launchers.client.checks import (
     search_path,
 )
 from airflow_provider_cdc.operators.spark.launchers.client.guardian import LOCK
+from airflow_provider_cdc.operators.spark.launchers.registry import JobState, Phase, SparkRequest
 from airflow_provider_cdc.sinks.registry import CatalogSettings
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 
