@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from airflow_provider_cdc.core.options.run import RunOptions, checked
 from airflow_provider_cdc.core.positions.as_of import INTERVAL_END
 from airflow_provider_cdc.core.run.manifest import MissedPast
-from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.records import encode
-from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.storage import accessing_storage
@@ -26,7 +24,7 @@ from airflow_provider_cdc.operators.arguments.options import (
     take_options,
 )
 from airflow_provider_cdc.operators.arguments.types import PreflightArguments
-from airflow_provider_cdc.operators.base import TargetOperator, log_skipped, push_xcoms
+from airflow_provider_cdc.operators.base import TargetOperator, push_xcoms
 from airflow_provider_cdc.operators.ended_runs import release_what_is_over
 from airflow_provider_cdc.operators.planning.checks import (
     ALLOWED,
@@ -38,23 +36,13 @@ from airflow_provider_cdc.operators.planning.checks import (
     collected,
 )
 from airflow_provider_cdc.operators.planning.dag_run_state import take_turn
-from airflow_provider_cdc.operators.planning.lake_checks import tell_leftovers, warn_of_readers
 from airflow_provider_cdc.operators.planning.missing_past import (
     may_miss_past,
-    say_missed_past,
 )
-from airflow_provider_cdc.operators.planning.plan_text import (
-    View,
-    pace_of,
-    readable,
-    say_feed_gaps,
-    summary,
-    view_of,
-)
+from airflow_provider_cdc.operators.planning.plan_text import tell_plan
 from airflow_provider_cdc.operators.planning.planner import Planner, PlanRequest, wait_until_started
 from airflow_provider_cdc.operators.spark.step import runs_where_spark_steps_run
 from airflow_provider_cdc.operators.task_errors import failing
-from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.planning.survey import Survey
 
 if TYPE_CHECKING:
@@ -151,7 +139,7 @@ class PreflightOperator(TargetOperator):
         if problems or places is None or surveyed is None:
             raise PreflightError(problems)
         may_miss = may_miss_past(self.as_of_is_supplied, options, context)
-        return self._tell(context, options, planner.source, found, places, missed, may_miss)
+        return self._tell(context, options, planner, found, places, missed, may_miss)
 
     def _survey(self, context: Context, options: RunOptions, places: Places | None) -> tuple[Planner, Survey]:
         """Return the planner of the run, and the survey of the tables that can be copied from the source."""
@@ -170,40 +158,19 @@ class PreflightOperator(TargetOperator):
         self,
         context: Context,
         options: RunOptions,
-        source: Source,
+        planner: Planner,
         found: Survey,
         places: Places,
         missed: MissedPast | None,
         may_miss: bool,
     ) -> dict[str, Any]:
-        tell_leftovers(Storage(places.scratch))
-        warn_of_readers(places.lake, options.steps.lake.format, source, found.plans)
-        log_skipped(self.log, found.skipped)
-        say_missed_past(self.log, missed)
-        plans = found.plans
-        say_feed_gaps(self.log, plans, past=bool(options.steps.as_of) and missed is None)
-        outputs = {"plan": encode(plans), "options": encode(options.steps), "skipped": found.skipped}
+        steps = options.steps
+        outputs = {"plan": encode(found.plans), "options": encode(steps), "skipped": found.skipped}
         outputs["missed_past"] = encode(missed) if missed is not None else {}
         outputs["may_miss_past"] = may_miss
         outputs["request"] = encode(PlanRequest.of(options))
-        sink = places.sink
-        if any(plan.at_upper for plan in plans):
-            self._tell_view(view_of(plans, pace_of(sink, Storage(places.scratch), plans)))
-        if options.plan_only:
-            outputs["summary"] = summary(source, sink, Storage(places.scratch), plans, options.steps)
-            self.log.info(
-                "Plan (nothing is copied, because plan_only is set):\n%s\n%s", readable(plans), outputs["summary"]
-            )
-        else:
-            self.log.info("%s will be copied:\n%s", format_count(len(plans), "table"), readable(plans))
+        text = tell_plan(self.log, planner.source, places, found, steps, missed, plan_only=options.plan_only)
+        if text is not None:
+            outputs["summary"] = text
         push_xcoms(context, outputs)
         return outputs
-
-    def _tell_view(self, view: View | None) -> None:
-        if view is not None and view.is_long:
-            self.log.warning(
-                "At its end, the run opens %s. While this snapshot is open, the server cannot remove dead rows from "
-                "any table. To make the snapshot short, add a primary key to these tables. To avoid the snapshot, "
-                "set REPLICA IDENTITY FULL on all tables of the run.",
-                view,
-            )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_provider_cdc.core.checks import Check, Moment, Raised, problems_of
@@ -20,7 +21,6 @@ from airflow_provider_cdc.hooks.catalog import lake_settings
 from airflow_provider_cdc.operators.arguments.options import Allowed
 from airflow_provider_cdc.operators.base import scratch_for
 from airflow_provider_cdc.operators.planning.lake_checks import check_names
-from airflow_provider_cdc.operators.planning.plan_text import leaving_no_folder
 from airflow_provider_cdc.operators.spark.launchers.registry import check_spark, open_launcher
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.api.source import Source
@@ -385,3 +385,23 @@ PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
 """Checks that are part of planning and starting a run."""
 
 CHECKS: tuple[Check[Any], ...] = (*ALLOWED, *PLACES, *CLUSTER, *LAKE, *PARTS_OF_THE_PLAN)
+
+
+@contextmanager
+def leaving_no_folder(target: Storage) -> Iterator[None]:
+    """Remove the empty folders of ``target`` that were created inside the block.
+
+    Only local disks can have empty folders.
+    """
+    from pyarrow import fs
+
+    created_folders: list[Path] = []
+    if isinstance(target.filesystem, fs.LocalFileSystem):
+        path = Path(target.path())
+        created_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        yield
+    finally:
+        for folder in created_folders:
+            with suppress(OSError):
+                folder.rmdir()

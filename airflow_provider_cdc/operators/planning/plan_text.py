@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.core.copies.plan_checks import IF_LATEST
 from airflow_provider_cdc.core.options.run import StepOptions
-from airflow_provider_cdc.core.run.manifest import TablePlan
+from airflow_provider_cdc.core.run.manifest import MissedPast, TablePlan
 from airflow_provider_cdc.core.run.results import ConsolidateResult, DeltaResult, SnapshotResult
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import CdcError
+from airflow_provider_cdc.operators.base import log_skipped
+from airflow_provider_cdc.operators.planning.checks import Places
+from airflow_provider_cdc.operators.planning.lake_checks import tell_leftovers, warn_of_readers
+from airflow_provider_cdc.operators.planning.missing_past import say_missed_past
 from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.planning.survey import Survey
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.sinks.base import Sink
@@ -166,26 +170,6 @@ def _size(plan: TablePlan) -> int:
     return plan.bytes
 
 
-@contextmanager
-def leaving_no_folder(target: Storage) -> Iterator[None]:
-    """Remove the empty folders of ``target`` that were created inside the block.
-
-    Only local disks can have empty folders.
-    """
-    from pyarrow import fs
-
-    created_folders: list[Path] = []
-    if isinstance(target.filesystem, fs.LocalFileSystem):
-        path = Path(target.path())
-        created_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
-    try:
-        yield
-    finally:
-        for folder in created_folders:
-            with suppress(OSError):
-                folder.rmdir()
-
-
 @dataclass(frozen=True)
 class Pace:
     """The speed of an earlier run. ``rows`` is the number of rows that the run read. ``rest`` is the number of seconds
@@ -241,3 +225,37 @@ def _duration(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:,.1f} {unit}"
     return f"{seconds:,.0f} s"
+
+
+def tell_plan(
+    log: Any,
+    source: Source,
+    places: Places,
+    found: Survey,
+    options: StepOptions,
+    missed: MissedPast | None,
+    *,
+    plan_only: bool,
+) -> str | None:
+    """Log the plan of a run, with warnings. Return the `summary` with ``plan_only``; otherwise None."""
+    plans, sink, scratch = found.plans, places.sink, Storage(places.scratch)
+    tell_leftovers(scratch)
+    warn_of_readers(places.lake, options.lake.format, source, plans)
+    log_skipped(log, found.skipped)
+    say_missed_past(log, missed)
+    say_feed_gaps(log, plans, past=bool(options.as_of) and missed is None)
+    if any(plan.at_upper for plan in plans):
+        view = view_of(plans, pace_of(sink, scratch, plans))
+        if view is not None and view.is_long:
+            log.warning(
+                "At its end, the run opens %s. While this snapshot is open, the server cannot remove dead rows from "
+                "any table. To make the snapshot short, add a primary key to these tables. To avoid the snapshot, "
+                "set REPLICA IDENTITY FULL on all tables of the run.",
+                view,
+            )
+    if plan_only:
+        text = summary(source, sink, scratch, plans, options)
+        log.info("Plan (nothing is copied, because plan_only is set):\n%s\n%s", readable(plans), text)
+        return text
+    log.info("%s will be copied:\n%s", format_count(len(plans), "table"), readable(plans))
+    return None

@@ -19,7 +19,6 @@ LONGER: Mapping[str, int] = {"tests/models/engine_model.py": 850}
 MORE_IMPORTS: Mapping[str, int] = {
     "jobs.restart.move": 22,
     "jobs.verify.source_run": 26,
-    "operators.preflight": 23,
 }
 """Modules that import more, each with the number of its imports. These numbers only decrease."""
 
