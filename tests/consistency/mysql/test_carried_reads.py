@@ -18,7 +18,7 @@ from airflow_provider_cdc.core.run.results import SnapshotResult
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.tables.table import Evolution
 from airflow_provider_cdc.errors import SchemaChanged
-from airflow_provider_cdc.jobs.restart import move
+from airflow_provider_cdc.jobs.restart import later_position
 from airflow_provider_cdc.sources.mysql.server.session import session
 from airflow_provider_cdc.sources.mysql.source import MysqlSource
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables
@@ -128,7 +128,7 @@ def test_rows_that_were_read_are_carried_over_schema_changes(
         return point
 
     monkeypatch.setattr(MysqlSource, "end_of_log", end)
-    monkeypatch.setattr(move, "record_point", moved)
+    monkeypatch.setattr(later_position, "record_point", moved)
     with monkeypatch.context() as patch:
         act_during(run, DURING[0], first, patch)
         act_during(run, DURING[1], second, patch)

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.core.options.lake import LakeOptions
 from airflow_provider_cdc.core.run.manifest import InitialPoint
 from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.jobs.restart import move
+from airflow_provider_cdc.jobs.restart import later_position
 from airflow_provider_cdc.sources.planning.point import record_point
 from harness.lake_readers import iceberg_rows
 from harness.mysql_server import MysqlServer
@@ -159,7 +159,7 @@ def test_rows_are_carried_over_schema_changes_and_iceberg_columns_follow(
         _write(mysql, schema, 5)
         return point
 
-    monkeypatch.setattr(move, "record_point", moved)
+    monkeypatch.setattr(later_position, "record_point", moved)
     with monkeypatch.context() as patch:
         act_during(run, DURING[0], first, patch)
         act_during(run, DURING[1], second, patch)

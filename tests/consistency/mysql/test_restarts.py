@@ -20,7 +20,7 @@ from airflow_provider_cdc.core.run.manifest import InitialPoint
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.jobs.restart import altered as altered_tables
-from airflow_provider_cdc.jobs.restart import move
+from airflow_provider_cdc.jobs.restart import later_position
 from airflow_provider_cdc.sources.planning.point import record_point
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
@@ -201,7 +201,7 @@ def test_the_new_position_contains_what_earlier_reads_saw(
         # The server shows a transaction to readers before it counts it as executed.
         return replace(point, position=GtidSet.parse(initial)) if len(points) == 1 else point
 
-    monkeypatch.setattr(move, "record_point", late)
+    monkeypatch.setattr(later_position, "record_point", late)
     act_during(run, DURING[0], lambda: _alter(mysql, two_tables, ("TRUNCATE TABLE orders",)), monkeypatch)
     run.finish()
     assert len(points) == 2

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.run.manifest import InitialPoint
 from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.jobs.restart import move
+from airflow_provider_cdc.jobs.restart import later_position
 from airflow_provider_cdc.sources.planning.point import record_point
 from airflow_provider_cdc.sources.postgres.source import PostgresSource
 from harness.pipeline import Pipeline, published, settings_of
@@ -151,7 +151,7 @@ def test_rows_that_were_read_are_carried_over_schema_changes(
         return point
 
     monkeypatch.setattr(PostgresSource, "ends_of_reads", noted)
-    monkeypatch.setattr(move, "record_point", moved)
+    monkeypatch.setattr(later_position, "record_point", moved)
     with monkeypatch.context() as patch:
         act_during(run, DURING[0], first, patch)
         act_during(run, DURING[1], second, patch)

@@ -15,7 +15,7 @@ from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.jobs.certificate import build
 from airflow_provider_cdc.jobs.log.log import RunLog
-from airflow_provider_cdc.jobs.restart import move
+from airflow_provider_cdc.jobs.restart import later_position, move
 from airflow_provider_cdc.jobs.roll_forward import merge, plan
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.sources.mysql.source import MysqlSource
@@ -100,7 +100,7 @@ def test_an_unlogged_statement_after_the_new_position_is_found_by_the_next_run(
         return point
 
     monkeypatch.setattr(move, "end_spool", right_before)
-    monkeypatch.setattr(move, "record_point", right_after)
+    monkeypatch.setattr(later_position, "record_point", right_after)
     run.acts = {1: [run.change] * 14 + [act], 2: [lambda: unlogged(server, "TRUNCATE TABLE shop.visits")]}
     run.finish()
     assert set(run.kept) == {"visits"}
@@ -126,11 +126,11 @@ def test_a_statement_that_was_explained_explains_no_later_change(
         record_point = run.record_point
 
         def right_before(*arguments: Any) -> InitialPoint:
-            monkeypatch.setattr(move, "record_point", record_point)
+            monkeypatch.setattr(later_position, "record_point", record_point)
             unlogged(server, "TRUNCATE TABLE shop.events")
             return record_point(*arguments)
 
-        monkeypatch.setattr(move, "record_point", right_before)
+        monkeypatch.setattr(later_position, "record_point", right_before)
 
     def second() -> None:
         run.change()

@@ -14,7 +14,7 @@ from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.run.ledger import Link
 from airflow_provider_cdc.core.run.manifest import InitialPoint, Manifest
 from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.jobs.restart import move
+from airflow_provider_cdc.jobs.restart import later_position
 from airflow_provider_cdc.sources.planning.point import record_point
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer
@@ -47,7 +47,7 @@ class RestartedRun(SpooledRun):
         self.acts: dict[int, list[Callable[[], None]]] = {}
         self.between = self._act
         self.points: list[InitialPoint] = []
-        monkeypatch.setattr(move, "record_point", self.record_point)
+        monkeypatch.setattr(later_position, "record_point", self.record_point)
 
     def _act(self) -> None:
         acts = self.acts.get(Run.load(self.pipeline.run).generation)
@@ -264,7 +264,7 @@ def test_a_run_does_not_move_to_a_position_that_lacks_a_piece_of_another_attempt
             assert run.links()[-1].upper > str(point.position)
         return point
 
-    monkeypatch.setattr(move, "record_point", spool_late)
+    monkeypatch.setattr(later_position, "record_point", spool_late)
     run.acts = {1: [run.spool] * 2 + [run.change] * 8 + [alter]}
     run.pipeline.snapshot()
     assert (len(run.points), Run.load(run.pipeline.run).generation) == (2, 2)
