@@ -29,6 +29,7 @@ from airflow_provider_cdc.errors import (
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.verify.compare import Comparison, Side, compare
 from airflow_provider_cdc.jobs.verify.copies import OpenedCopy, copy_name, open_copy, sink_of, table_name
+from airflow_provider_cdc.jobs.verify.position import CopyOfRun
 from airflow_provider_cdc.jobs.verify.request import (
     DIFFERENT,
     NOT_VERIFIED,
@@ -39,7 +40,6 @@ from airflow_provider_cdc.jobs.verify.request import (
 )
 from airflow_provider_cdc.jobs.verify.rows import RowsToRead, Sample, cut, draw
 from airflow_provider_cdc.jobs.verify.source_run import SourceRun, TableRows, text_without_hint
-from airflow_provider_cdc.jobs.verify.touched_keys import CopyOfRun
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 
 _WAIT_SECONDS = 1.0

@@ -19,8 +19,6 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.options.run import StepOptions, TableOptions
-from airflow_provider_cdc.core.positions import as_of
-from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.chunk import Chunk
@@ -29,7 +27,6 @@ from airflow_provider_cdc.core.tables.selection import Selection
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import CdcError, PreflightError
 from airflow_provider_cdc.jobs.begin.initial_position import begin
-from airflow_provider_cdc.jobs.changes.net_change_files import read_net_change
 from airflow_provider_cdc.jobs.consolidate.stage import stage
 from airflow_provider_cdc.jobs.extract_delta.step import extract_delta
 from airflow_provider_cdc.jobs.runtime.progress import log
@@ -37,13 +34,10 @@ from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.snapshot.parts import Part, plan_parts
 from airflow_provider_cdc.jobs.snapshot.step import PLAN, snapshot
+from airflow_provider_cdc.jobs.verify.position import CopyOfRun, plans_of, record_position, touched_keys
 from airflow_provider_cdc.jobs.verify.rows import LeftOut, RangeRows, Sample
-from airflow_provider_cdc.jobs.verify.touched_keys import CopyOfRun, touched_since, with_log_since
 from airflow_provider_cdc.sources.api.registry import open_source
 from airflow_provider_cdc.sources.api.source import ConnectionSettings, Source
-from airflow_provider_cdc.sources.planning.patterns import exactly
-from airflow_provider_cdc.sources.planning.point import late_problems
-from airflow_provider_cdc.sources.planning.selections import requested, select
 
 
 @dataclass(frozen=True)
@@ -90,12 +84,14 @@ class SourceRun:
         tables = list(self.selections)
         while tables := [table for table in tables if str(table) not in self.refused]:
             try:
-                plans = self._plans(tables)
+                plans = plans_of(
+                    self.source, {name: self.selections[name] for name in tables}, self.table_options, self.options
+                )
                 self._run = begin(
                     self.source,
                     plans,
                     self.options,
-                    partial(self._record, plans),
+                    partial(record_position, self.source, plans, self.since, self.options, self.run_id),
                     run_id=self.run_id,
                     lake=self.scratch.uri,
                     scratch=self.scratch.uri,
@@ -121,27 +117,6 @@ class SourceRun:
                 reasons[name].append(f"{problem.where}: {problem.what}")
         self.refused |= {name: "; ".join(own) for name, own in reasons.items()}
 
-    def _plans(self, tables: Sequence[TableName]) -> list[TablePlan]:
-        parts = {exactly(table): self.selections[table] for table in tables}
-        where = {name: part.condition for name, part in parts.items() if part.where is not None}
-        columns = {name: part.columns for name, part in parts.items() if part.columns}
-        plans = self.source.preflight(list(parts), self.table_options, requested(where, columns))
-        plans = select(self.source, plans, [], where, columns)
-        if problems := late_problems(plans, self.options):
-            raise PreflightError(problems)
-        if (point := as_of.parse(self.options.as_of)) is not None:
-            self.source.check_past(point, plans, self.options)
-        return plans
-
-    def _record(self, plans: Sequence[TablePlan]) -> InitialPoint:
-        point = as_of.parse(self.options.as_of)
-        if point is None:
-            initial = self.source.record_initial(plans, self.options.lock, self.run_id)
-            if self.since is None:
-                return initial
-            return with_log_since(self.source, initial, plans, self.since, self.options, self.run_id)
-        return self.source.record_past(point, plans, self.options, self.run_id)
-
     def table(self, name: str) -> Table:
         """Return a table as the run recorded it."""
         return next(entry.table for entry in self.run.manifest.tables if str(entry.table.name) == name)
@@ -166,9 +141,7 @@ class SourceRun:
         snapshot(self.spark, self.run.folder, self.settings)
         extract_delta(self.spark, self.run.folder, self.settings)
         step = self._step()
-        decision, touched = stage(step), read_net_change(step.run).files
-        if self.since is not None:
-            touched += touched_since(step, self.since)
+        decision, touched = stage(step), touched_keys(step, self.since)
         self.refused |= decision.skipped
         rows = {}
         for index, entry in enumerate(step.tables):

@@ -16,10 +16,6 @@ CODE_LINES = 600
 OWN_IMPORTS = 20
 """The most modules of this package that a module imports."""
 LONGER: Mapping[str, int] = {"tests/models/engine_model.py": 850}
-MORE_IMPORTS: Mapping[str, int] = {
-    "jobs.verify.source_run": 26,
-}
-"""Modules that import more, each with the number of its imports. These numbers only decrease."""
 
 
 PUBLIC_OBJECTS = ("core/options/copied.py", "core/options/running.py")
@@ -57,12 +53,8 @@ def main() -> int:
         if lines > most:
             problems.append(f"{file}: {lines} lines of code, at most {most}: split it by its subjects")
     for name, own in Structure(Path()).imports.items():
-        short = name.removeprefix(f"{PACKAGE}.")
-        most = MORE_IMPORTS.get(short, OWN_IMPORTS)
-        if len(own) > most:
-            problems.append(f"{name}: imports {len(own)} modules of the package, at most {most}")
-        elif short in MORE_IMPORTS and len(own) <= OWN_IMPORTS:
-            problems.append(f"{name}: imports only {len(own)} modules: remove it from MORE_IMPORTS in {__file__}")
+        if len(own) > OWN_IMPORTS:
+            problems.append(f"{name}: imports {len(own)} modules of the package, at most {OWN_IMPORTS}")
     problems += duplicate_classes(Path(PACKAGE))
     print(*problems, sep="\n", end="\n" if problems else "")
     return int(bool(problems))
