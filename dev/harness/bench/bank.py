@@ -14,8 +14,8 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from functools import partial
 from multiprocessing import get_context
 from typing import Any
@@ -49,8 +49,8 @@ OPENING = 1000
 """The balance with which each account is opened."""
 LINES = 3
 """The number of lines of each order at the beginning."""
-LARGE_ROWS = 5_000
-"""The accounts that one large transaction changes."""
+LARGE_SHARE = 100
+"""One large transaction changes the accounts divided by this number."""
 LARGE_SECONDS = 2.0
 """The time between two large transactions."""
 LATE_SECONDS = 0.3
@@ -125,19 +125,30 @@ class BankTraffic(Traffic):
         else:
             address = f"postgresql://{SUPERUSER}@{server.host}:{server.port}/postgres?application_name={WRITER}"
             connect = partial(psycopg.connect, address, autocommit=True)
-        self._per_second = per_second
+        self._per_second, self._writing = per_second, get_context("spawn").Event()
+        self._writing.set()
         super().__init__(connect, accounts)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Commit nothing, except what is in flight, until the block ends."""
+        self._writing.clear()
+        try:
+            yield
+        finally:
+            self._writing.set()
+
     def _process_of(self, connect: Callable[[], Any], rows: int) -> Any:
-        return get_context("spawn").Process(
-            target=_write, args=(connect, rows, self._per_second, self._commits, self._worst, self._stop), daemon=True
-        )
+        arguments = (connect, rows, self._per_second, self._commits, self._worst, self._stop, self._writing)
+        return get_context("spawn").Process(target=_write, args=arguments, daemon=True)
 
 
-def _write(connect: Callable[[], Any], accounts: int, per_second: float, commits: Any, worst: Any, stop: Any) -> None:
+def _write(
+    connect: Callable[[], Any], accounts: int, per_second: float, commits: Any, worst: Any, stop: Any, writing: Any
+) -> None:
     writers = [Teller(number, accounts) for number in range(WRITERS)]
     threads = [
-        threading.Thread(target=writer.work, args=(connect, per_second / WRITERS, commits, worst, stop))
+        threading.Thread(target=writer.work, args=(connect, per_second / WRITERS, commits, worst, stop, writing))
         for writer in writers
     ]
     for thread in threads:
@@ -161,18 +172,24 @@ class Teller:
         """The keys of the lines of each own order."""
         self._listed = list(self._orders)
 
-    def work(self, connect: Callable[[], Any], per_second: float, commits: Any, worst: Any, stop: Any) -> None:
+    def work(
+        self, connect: Callable[[], Any], per_second: float, commits: Any, worst: Any, stop: Any, writing: Any
+    ) -> None:
         """Commit transactions until ``stop`` is set. An error ends all sessions."""
         try:
-            self._work(connect, per_second, commits, worst, stop)
+            self._work(connect, per_second, commits, worst, stop, writing)
         except BaseException:
             stop.set()
             raise
 
-    def _work(self, connect: Callable[[], Any], per_second: float, commits: Any, worst: Any, stop: Any) -> None:
+    def _work(
+        self, connect: Callable[[], Any], per_second: float, commits: Any, worst: Any, stop: Any, writing: Any
+    ) -> None:
         due = large = time.perf_counter()
         with closing(connect()) as connection, connection.cursor() as cursor:
             while not stop.is_set():
+                if not writing.wait(0.1):
+                    continue
                 orders, listed = dict(self._orders), list(self._listed)
                 large_now = self._number == 0 and time.perf_counter() >= large
                 statements, late = (self._large(), False) if large_now else self._transaction()
@@ -240,7 +257,7 @@ class Teller:
         return statements
 
     def _large(self) -> list[tuple[str, tuple[Any, ...]]]:
-        rows = min(LARGE_ROWS, self._accounts) // 2 * 2
+        rows = max(self._accounts // LARGE_SHARE // 2 * 2, 2)
         first, now, key = self._chance.randint(1, self._accounts - rows + 1), _now(), self._key()
         self._next_key += rows
         change = "CASE WHEN id % 2 = 0 THEN 1 ELSE -1 END".replace("%", "%%")

@@ -167,7 +167,8 @@ class TruthBench:
                 except HarnessError as error:
                     say(f"bench: {error}")
                     failed[entrant.title] = str(error)
-                shutil.rmtree(target, ignore_errors=True)
+                for folder in (target, self._work / "warm"):
+                    shutil.rmtree(folder, ignore_errors=True)
         return judged, failed
 
     def _nights(self, entrant: Entrant, traffic: BankTraffic, target: Path) -> Iterator[Judged]:
@@ -175,6 +176,10 @@ class TruthBench:
         log = self._logs / f"truth-{entrant.name}.log"
         with Contender(f"bank.{entrant.peer}", self._address, log) as contender:
             contender.ready()
+            # The first copy of a process compiles, connects and loads classes. It is not measured.
+            warm = self._work / "warm"
+            contender.run(Order(f"{SCHEMA}.*", 0, str(warm), way=entrant.way))
+            shutil.rmtree(warm)
             for night in range(self._arguments.nights if entrant.nights else 1):
                 if night:
                     time.sleep(self._arguments.seconds)
@@ -189,10 +194,11 @@ class TruthBench:
             span = traffic.span()
         end = self._log.mark()
         contents = _contents(found["files"])
-        # Transactions that were in flight at the mark may be before it in the log, and visible only after it.
-        before = list(self._log.up_to(begin))
-        self._judge.follow(before[: -2 * WRITERS])
-        verdict = self._judge.judge(contents, [*before[-2 * WRITERS :], *self._log.up_to(end)])
+        with traffic.paused():
+            # Transactions that were in flight at the mark may be before it in the log, and visible only after it.
+            before = list(self._log.up_to(begin))
+            self._judge.follow(before[: -2 * WRITERS])
+            verdict = self._judge.judge(contents, [*before[-2 * WRITERS :], *self._log.up_to(end)])
         return Judged(
             entrant,
             night,

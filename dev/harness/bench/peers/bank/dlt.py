@@ -25,7 +25,7 @@ def prepare(address: Address) -> Work:
         pipeline = dlt.pipeline(
             pipeline_name="bench_truth",
             pipelines_dir=str(folder / "state"),
-            destination=dlt.destinations.duckdb(str(folder / "bank.duckdb")),
+            destination=dlt.destinations.duckdb(str(folder / "lake.duckdb")),
             dataset_name=SCHEMA,
         )
         backend = order.way if order.way == "pyarrow" else "sqlalchemy"
@@ -37,6 +37,6 @@ def prepare(address: Address) -> Work:
         pipeline.run(source)
 
     def files(folder: Path) -> Files:
-        return from_duckdb(folder / "bank.duckdb")
+        return from_duckdb(folder / "lake.duckdb")
 
     return timed(copy, files)

@@ -33,11 +33,11 @@ def prepare(address: Address) -> Work:
                 "--source-table",
                 f"{SCHEMA}.{table}",
             ]
-            command += ["--dest-uri", f"duckdb:///{folder}/bank.duckdb", "--dest-table", f"{SCHEMA}.{table}"]
+            command += ["--dest-uri", f"duckdb:///{folder}/lake.duckdb", "--dest-table", f"{SCHEMA}.{table}"]
             command += ["--incremental-strategy", "merge", "--incremental-key", "updated", "--primary-key", "id"]
             subprocess.run(command, check=True, stdin=subprocess.DEVNULL, env=environment)
 
     def files(folder: Path) -> Files:
-        return from_duckdb(folder / "bank.duckdb")
+        return from_duckdb(folder / "lake.duckdb")
 
     return timed(copy, files)
