@@ -176,6 +176,24 @@ def test_feeds_end_at_schema_changes_and_begin_anew(
 
 
 @pytest.mark.slow
+def test_numbers_after_a_gap_are_behind_those_in_the_lake_if_the_last_copy_has_no_changes(feeds: Feeds) -> None:
+    """G4."""
+    feeds.publish(feeds.begun(), set())
+    write(feeds, 200)
+    feeds.publish(feeds.begun(), set())
+    before = feeds.orders("emptied", feeds.positions[0])
+    write(feeds, 300)
+    feeds.begun(changes=False, on_feed_gap="fail").finish()
+    feeds.do("TRUNCATE emptied")
+    run = feeds.begun()
+    gap = run.finish()
+    assert feeds.name("emptied") in gap["feed_gaps"]
+    write(feeds, 400)
+    feeds.begun().finish()
+    assert feeds.orders("emptied", gap["position"])[0] >= before[-1] + 2
+
+
+@pytest.mark.slow
 def test_a_feed_stops_a_run_that_moves_unless_it_may_begin_anew(feeds: Feeds, monkeypatch: pytest.MonkeyPatch) -> None:
     feeds.publish(feeds.begun(), set())
     feeds.do("CREATE TABLE fresh (id INT PRIMARY KEY)")
