@@ -273,8 +273,8 @@ class On(Declaration):
         "FULL`, may have a type or a value that no Arrow type holds, or a changed type that Iceberg refuses. `fail` "
         "stops the run. `skip` leaves these tables out, names them in the logs, and lists them with the reasons in the "
         "XCom `skipped`. The run still stops if a table does not exist, or a selected column, if a privilege is "
-        "missing, if a setting of the server is wrong, if another program changed rows of the Iceberg table "
-        "(`on_foreign_commit`), or if no table remains.",
+        "missing, if a setting of the server is wrong, if another program changed rows of the Iceberg table, or if no "
+        "table remains.",
         example="fail or skip",
     )
     schema_change: str = option(
