@@ -98,9 +98,9 @@ def test_a_run_on_a_cluster_publishes_the_initial_position(
 def extend_the_window(run: Pipeline, settings: object) -> None:
     """Move the bound on the reads behind what was just written: a larger window must give the same result."""
     bound = run.source.bound_reads()
-    (name,) = [name for folder in run.run.folders("steps") for name in run.run.files(folder) if "snapshot" in name]
-    record = run.run.read_json(name)
-    record["found"].update(snapshot_upper=str(bound.upper), log_end=bound.log_end)
+    entries = {name: run.run.read_json(name) for name in run.run.files("ledger")}
+    ((name, record),) = [(name, entry) for name, entry in entries.items() if entry["kind"] == "ReadsEnded"]
+    record["entry"]["result"].update(snapshot_upper=str(bound.upper), log_end=bound.log_end)
     run.run.write_json(name, record)
 
 
