@@ -1,4 +1,4 @@
-"""The files with the rows that the snapshot step read, by table."""
+"""The rows that the snapshot step read: their files by table, and the rows with values that no Arrow type holds."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ from airflow_provider_cdc.operators.planning.dag_run_state import take_turn
 from airflow_provider_cdc.operators.planning.missing_past import (
     may_miss_past,
 )
-from airflow_provider_cdc.operators.planning.plan_text import tell_plan
+from airflow_provider_cdc.operators.planning.plan_text import log_plan
 from airflow_provider_cdc.operators.planning.planner import Planner, PlanRequest, wait_until_started
 from airflow_provider_cdc.operators.spark.step import runs_where_spark_steps_run
 from airflow_provider_cdc.operators.task_errors import failing
@@ -169,7 +169,7 @@ class PreflightOperator(TargetOperator):
         outputs["missed_past"] = encode(missed) if missed is not None else {}
         outputs["may_miss_past"] = may_miss
         outputs["request"] = encode(PlanRequest.of(options))
-        text = tell_plan(self.log, planner.source, places, found, steps, missed, plan_only=options.plan_only)
+        text = log_plan(self.log, planner.source, places, found, steps, missed, plan_only=options.plan_only)
         if text is not None:
             outputs["summary"] = text
         push_xcoms(context, outputs)

@@ -227,7 +227,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds:,.0f} s"
 
 
-def tell_plan(
+def log_plan(
     log: Any,
     source: Source,
     places: Places,
