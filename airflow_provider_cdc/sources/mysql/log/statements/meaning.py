@@ -405,12 +405,12 @@ def _other_meaning(
 
 def _meaning_of(reading: Statement, tracked: TrackedNames) -> Meaning | None:
     """Return the effect of one reading of a statement. None: the server could not have executed this reading."""
+    parser = _StatementParser(reading, tracked)
     try:
-        return _meaning(_StatementParser(reading, tracked))
-    except NotTextError:
-        return None
+        return _meaning(parser)
     except UnreadableError:
-        return _not_understood(reading)
+        # The quote without an end may be behind the words that do not match the grammar.
+        return None if isinstance(parser.unread, NotTextError) else _not_understood(reading)
 
 
 def _not_understood(statement: Statement) -> Meaning:

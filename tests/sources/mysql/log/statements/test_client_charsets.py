@@ -281,7 +281,11 @@ def state(server: MysqlServer, schema: str) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(1))
 def test_random_statements_in_all_character_sets(seed: int, mysql: MysqlServer, schema: str, elsewhere: str) -> None:
-    """Each statement that changed a copied table stops the run; a statement about other tables stops nobody."""
+    """Each statement that changed a copied table stops the run; a statement about other tables stops nobody.
+
+    If a statement is executed in another character set than it was written in, its bytes may be no statement in the
+    character set that the log names. Then it is not understood, and stops the run.
+    """
     choose = random.Random(seed)
     names = TrackedNames([TableName(schema, name) for name in ALL])
     changed = passed = 0
@@ -315,7 +319,8 @@ def test_random_statements_in_all_character_sets(seed: int, mysql: MysqlServer, 
                 assert not is_changed or {*found} - {Effect.HARMLESS}, shown
                 if not case.concerns and way is not in_sql:
                     assert not is_changed
-                    assert {*found} <= {Effect.HARMLESS}, shown
+                    unclear = set() if way is None else {Effect.NOT_UNDERSTOOD}
+                    assert {*found} <= {Effect.HARMLESS, *unclear}, shown
                     passed += bool(found)
                 changed += is_changed
                 fill(admin, *([schema] if is_changed else []))
