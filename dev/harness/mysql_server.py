@@ -17,7 +17,7 @@ import pymysql
 from harness.cache import building, cache_directory, locked
 from harness.errors import HarnessError
 from harness.mysql_binaries import MysqlBinaries, find_mysql
-from harness.server_process import STOP_SECONDS, ServerProcess
+from harness.server_process import STOP_SECONDS, ServerProcess, process_state
 
 DEFAULTS: Mapping[str, str | None] = {
     "bind_address": "127.0.0.1",
@@ -109,7 +109,7 @@ class MysqlServer(ServerProcess):
     def _wait_until_it_stands_still(self) -> None:
         """Wait until all threads have stopped. A thread in a write stops only after the write."""
         deadline = time.monotonic() + STOP_SECONDS
-        while any(_state(thread) not in "TZX" for thread in Path(f"/proc/{self.pid}/task").glob("*")):
+        while any(process_state(thread) not in "TZX" for thread in Path(f"/proc/{self.pid}/task").glob("*")):
             if time.monotonic() > deadline:
                 raise HarnessError(f"process {self.pid} does not stop")
             time.sleep(0.01)
@@ -156,15 +156,6 @@ class MysqlServer(ServerProcess):
         except pymysql.err.OperationalError as error:
             # Errors 2003 and 2013 (cannot connect, lost connection): not started yet. Any other error is an answer.
             return None if error.args[0] in (2003, 2013) else str(self.data)
-
-
-def _state(thread: Path) -> str:
-    """Return the state of a thread, as in ``ps``."""
-    try:
-        return (thread / "stat").read_text().rpartition(") ")[2][:1]
-    except OSError:
-        # The thread has ended.
-        return "X"
 
 
 def _copy_template(binaries: MysqlBinaries, data: Path) -> None:

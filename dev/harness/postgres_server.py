@@ -18,7 +18,7 @@ import psycopg
 from harness.errors import HarnessError
 from harness.postgres_binaries import find_postgres
 from harness.postgres_template import copy_template
-from harness.server_process import START_SECONDS, STOP_SECONDS, ServerProcess
+from harness.server_process import START_SECONDS, STOP_SECONDS, ServerProcess, process_state
 
 SUPERUSER = "postgres"
 SERVER_UID = 65534
@@ -128,17 +128,22 @@ class PostgresServer(ServerProcess):
 
         The part of the log that was not written is lost. The written part is kept, because the machine keeps running.
         """
-        # Stop all processes first. Otherwise they would react to the end of the first one.
+        # Stop the parent first. Otherwise it would react to the end of its children, and make others.
         self._signal(signal.SIGSTOP)
+        deadline = time.monotonic() + STOP_SECONDS
+        while process_state(Path(f"/proc/{self.pid}")) not in "TZX" and time.monotonic() < deadline:
+            time.sleep(0.001)
         children = _children(self.pid)
         for child in children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         self._signal(signal.SIGKILL)
         self._ended_within(STOP_SECONDS)
-        # The server does not start while one of the processes still has the shared memory.
+        # The server does not start while one of the processes still has the shared memory. A process leaves it after
+        # its memory map in /proc is empty, and before it is a zombie.
         deadline = time.monotonic() + STOP_SECONDS
-        while any(_has_memory(child) for child in children) and time.monotonic() < deadline:
+        folders = [Path(f"/proc/{child}") for child in children]
+        while any(process_state(folder) not in "ZX" for folder in folders) and time.monotonic() < deadline:
             time.sleep(0.01)
         self._launch()
 
@@ -199,14 +204,6 @@ class PostgresServer(ServerProcess):
             return str(self.query("SHOW data_directory")[0][0])
         except psycopg.OperationalError:
             return None
-
-
-def _has_memory(pid: int) -> bool:
-    """Return whether a process exists and is not a zombie."""
-    try:
-        return bool(Path(f"/proc/{pid}/maps").read_text())
-    except OSError:
-        return False
 
 
 def _children(pid: int) -> list[int]:

@@ -306,3 +306,12 @@ def _normal(options: Mapping[str, str | None] | None) -> dict[str, str | None]:
 
 def _record(directory: Path) -> Path:
     return directory / "server.json"
+
+
+def process_state(folder: Path) -> str:
+    """Return the state letter of a process or thread, given its folder in /proc; "X": it is gone. See proc(5)."""
+    try:
+        # The state follows the name in parentheses.
+        return (folder / "stat").read_text().rpartition(") ")[2][:1]
+    except OSError:
+        return "X"
