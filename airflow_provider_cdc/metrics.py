@@ -56,7 +56,7 @@ METRICS = (
 _STRANGE = re.compile(r"[^A-Za-z0-9_-]")
 
 
-def tell_published(run: Run, dag_id: str, source_conn_id: str) -> None:
+def send_published(run: Run, dag_id: str, source_conn_id: str) -> None:
     """Send the metrics of a published run. An error while sending is only logged, because metrics are not part of the
     run."""
     try:
@@ -66,7 +66,7 @@ def tell_published(run: Run, dag_id: str, source_conn_id: str) -> None:
         _log.info("The metrics of the run were not sent: %s", error)
 
 
-def tell_error(error: str, dag_id: str, source_conn_id: str) -> None:
+def send_error(error: str, dag_id: str, source_conn_id: str) -> None:
     """Count a failed try. An error while sending is only logged.
 
     :param error: the name of the error's class.

@@ -137,10 +137,10 @@ from airflow.sdk.observability.metrics import stats_utils
 stats.initialize(factory=stats_utils.get_stats_factory(), export_legacy_names=True)
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.metrics import tell_error, tell_published
-tell_published(Run.load(Storage({run.folder.uri!r})), "my.dag", "shop eu")
-tell_error("LogGone", "my.dag", "shop eu")
-tell_error("LogGone", "my.dag", "")
+from airflow_provider_cdc.metrics import send_error, send_published
+send_published(Run.load(Storage({run.folder.uri!r})), "my.dag", "shop eu")
+send_error("LogGone", "my.dag", "shop eu")
+send_error("LogGone", "my.dag", "")
 """
     environment = {
         **AirflowHome(tmp_path / "airflow", {}).environment,

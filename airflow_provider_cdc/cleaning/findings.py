@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from airflow_provider_cdc.core.copies.retention import UNTOLD
+from airflow_provider_cdc.core.copies.retention import UNANNOUNCED
 from airflow_provider_cdc.core.liveness import StateOf, Verdict, judge, read_dag_run
 from airflow_provider_cdc.core.run.commit_record import decision_of
-from airflow_provider_cdc.core.run.run import Run, was_told
+from airflow_provider_cdc.core.run.run import Run, was_announced
 from airflow_provider_cdc.core.storage.folder import Storage, entries
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.counted import format_count
@@ -163,8 +163,8 @@ class KnownRuns:
 
     def is_settled(self, run: Run) -> bool:
         """Return whether the last task of a published run no longer needs the run's records, slot and publication."""
-        files = () if was_told(run) else entries(run.folder, recursive=True)
-        return all(self.rules.now - file.written >= UNTOLD for file in files)
+        files = () if was_announced(run) else entries(run.folder, recursive=True)
+        return all(self.rules.now - file.written >= UNANNOUNCED for file in files)
 
     def needed_files(self, table: TableName) -> set[str]:
         """Return the names of the files of a table's copies, as the commits of all known runs record them."""

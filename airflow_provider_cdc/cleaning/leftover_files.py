@@ -20,7 +20,7 @@ from airflow_provider_cdc.cleaning.findings import (
 )
 from airflow_provider_cdc.cleaning.server_objects import ServerObjects
 from airflow_provider_cdc.core.copies import retention
-from airflow_provider_cdc.core.copies.retention import LIFELESS, UNTOLD
+from airflow_provider_cdc.core.copies.retention import LIFELESS, UNANNOUNCED
 from airflow_provider_cdc.core.liveness import FOLDER as TURNS
 from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT, Manifest
 from airflow_provider_cdc.core.run.run import Run, is_published
@@ -55,7 +55,7 @@ def temporary_files(lake: Storage, scratch: Storage, rules: Rules) -> Iterator[R
 
 def _matching(folder: Storage, name: str, pattern: re.Pattern[str], rules: Rules) -> Iterator[Removal]:
     for file in entries(folder, name):
-        if pattern.fullmatch(file.name.rpartition("/")[2]) and rules.now - file.written >= UNTOLD:
+        if pattern.fullmatch(file.name.rpartition("/")[2]) and rules.now - file.written >= UNANNOUNCED:
             proof = f"a process that was killed left it: written at {file.written:%Y-%m-%d %H:%M:%S} UTC"
             yield Removal(
                 Leftover(FILE, folder.uri_of(file.name), "", file.bytes, proof), partial(_remove, folder, file)
@@ -230,7 +230,7 @@ class StrayFiles:
     def _judged(self, table: TableName, file: StrayFile, known: KnownRuns, unknown: str) -> Removal | Leftover:
         age = known.rules.now - file.written
         recorded = file.run_id in known.runs
-        needed_age = retention.UNTOLD if recorded else retention.LIFELESS
+        needed_age = retention.UNANNOUNCED if recorded else retention.LIFELESS
         if known.unreadable:
             why = f"the run {min(known.unreadable)} cannot be read, and may need the file"
         elif not recorded and unknown:

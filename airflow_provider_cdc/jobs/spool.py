@@ -144,7 +144,7 @@ class Spooler:
         """Read and record the pieces that are due."""
         for line in [*self.lines]:
             try:
-                self._look_at(line)
+                self._refresh(line)
             except TransientError:
                 raise
             except Exception as error:
@@ -154,7 +154,7 @@ class Spooler:
                 log(f"spool: no more log is recorded for tables that were read earlier: {_described(error)}")
                 self.lines.remove(line)
 
-    def _look_at(self, line: Line) -> None:
+    def _refresh(self, line: Line) -> None:
         one = line.log.refreshed()
         waiting = line.source.waiting(one.position, one.identity, one.end)
         if waiting.obstacle != line.obstacle and (obstacle := waiting.obstacle):

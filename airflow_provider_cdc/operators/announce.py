@@ -28,7 +28,7 @@ from airflow.providers.common.compat.sdk import Asset
 from airflow_provider_cdc.assets import copy_asset
 from airflow_provider_cdc.core.digest.totals import NAME as DEFINITION
 from airflow_provider_cdc.core.run.manifest import FeedGap
-from airflow_provider_cdc.core.run.results import Announced, ConsolidateResult, Told, read_told
+from airflow_provider_cdc.core.run.results import Announced, AnnouncedCopies, ConsolidateResult, read_announced
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.shards.copy_tables import copies_of
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -49,12 +49,12 @@ _log = logging.getLogger(__name__)
 class Announcement:
     """The events that a try announces.
 
-    ``events`` has the events that Airflow does not have yet, by table name. ``told`` is the record to write to the
+    ``events`` has the events that Airflow does not have yet, by table name. ``announced`` is the record to write to the
     run's folder when the task ends.
     """
 
     events: dict[str, Announced]
-    told: Told
+    announced: AnnouncedCopies
 
 
 def announcement_of(context: Context, run: Run, source_conn_id: str, latest: Mapping[str, bool]) -> Announcement:
@@ -85,7 +85,7 @@ def new_events(
         table: Announced(copy_asset(source_conn_id, name, lake, latest=is_latest).uri, is_latest)
         for table, (name, is_latest) in copies.items()
     }
-    announced = read_told(folder)
+    announced = read_announced(folder)
     reported: tuple[dict[str, Announced], ...] = ()
     if announced is not None and announced.announced:
         reported = announced.announced
@@ -102,7 +102,7 @@ def new_events(
         for table, event in wanted_events.items()
         if (table, True) not in recorded_events and (table, event.latest) not in recorded_events
     }
-    return Announcement(events, Told((*recorded, events) if events else recorded))
+    return Announcement(events, AnnouncedCopies((*recorded, events) if events else recorded))
 
 
 def extras_of(run: Run, published: Mapping[str, str], latest: Mapping[str, bool]) -> dict[str, dict[str, Any]]:
@@ -160,7 +160,7 @@ def _shape(table: Table) -> list[Any]:
     return [[[column.name, column.type, column.nullable] for column in table.columns], list(table.key)]
 
 
-def say_other_target(log: Any, run: Run, source_conn_id: str) -> None:
+def log_other_target(log: Any, run: Run, source_conn_id: str) -> None:
     """Log that the target is not a production target, so the plain assets of the tables get no events."""
     targets = production_targets(source_conn_id)
     if targets.has(run.manifest.lake):

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.assets import announce
 from airflow_provider_cdc.core.copies.removal import Removed, read_removed
-from airflow_provider_cdc.core.run.results import ConsolidateResult, Told
+from airflow_provider_cdc.core.run.results import AnnouncedCopies, ConsolidateResult
 from airflow_provider_cdc.core.run.run import Run, read_is_latest
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.storage import accessing_storage
-from airflow_provider_cdc.metrics import tell_published
-from airflow_provider_cdc.operators.announce import announcement_of, extras_of, say_other_target
+from airflow_provider_cdc.metrics import send_published
+from airflow_provider_cdc.operators.announce import announcement_of, extras_of, log_other_target
 from airflow_provider_cdc.operators.base import dag_run_name, log_skipped, push_xcoms
-from airflow_provider_cdc.operators.planning.missing_past import say_missed_past
+from airflow_provider_cdc.operators.planning.missing_past import log_missed_past
 from airflow_provider_cdc.operators.spark.step import SparkStepOperator
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.report.page import write_report
@@ -77,7 +77,7 @@ class ConsolidateOperator(SparkStepOperator):
         events = [(event.uri, copies[table]) for table, event in announcement.events.items()]
         # Assign a new list, which is for this try only. The list that the DAG's task holds must not change.
         self.outlets = announce(context["outlet_events"], self.outlets, events, run.manifest.options.partition_key)
-        say_other_target(self.log, run, self.source_conn_id)
+        log_other_target(self.log, run, self.source_conn_id)
         for table in (name for name, is_latest in latest.items() if not is_latest):
             self.log.warning(
                 "%s is published at %s, but _latest.json still names a newer copy, which another run published. The "
@@ -94,18 +94,18 @@ class ConsolidateOperator(SparkStepOperator):
             what = gap.described(run.position_text)
             self.log.warning("%s: no changes lead from the last copy to this copy: %s", table, what)
         log_skipped(self.log, result["skipped"])
-        say_missed_past(self.log, run.manifest.missed_past)
-        self._say_published(run, result)
+        log_missed_past(self.log, run.manifest.missed_past)
+        self._log_published(run, result)
         self._report(context, run)
-        tell_published(run, context["ti"].dag_id, self.source_conn_id)
+        send_published(run, context["ti"].dag_id, self.source_conn_id)
         more = {"latest": latest, "removed": {table: list(uris) for table, uris in removed.copies.items()}}
         push_xcoms(context, more)
-        self._note_told(run, announcement.told)
+        self._record_announced(run, announcement.announced)
         return {**result, **more}
 
-    def _note_told(self, run: Run, told: Told) -> None:
+    def _record_announced(self, run: Run, announced: AnnouncedCopies) -> None:
         try:
-            run.note_told(told)
+            run.record_announced(announced)
         except (CdcError, OSError) as error:
             self.log.info(
                 "Could not record which asset events were sent. The run's folder is therefore kept longer: %s", error
@@ -120,7 +120,7 @@ class ConsolidateOperator(SparkStepOperator):
 
         return lineage_of(Run.load(Storage(self.run_uri)), open_hook(self.source_conn_id).settings())
 
-    def _say_published(self, run: Run, found: Mapping[str, Any]) -> None:
+    def _log_published(self, run: Run, found: Mapping[str, Any]) -> None:
         rows = run.result_of(ConsolidateResult).rows
         published = sorted(found["published"].items())
         lines = [f"  {name}: {format_count(rows[name], 'row')} in {uri}" for name, uri in published[:SHOWN_COPIES]]

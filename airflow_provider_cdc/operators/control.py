@@ -95,9 +95,9 @@ class ControlOperator(RendersClearly):
             what = f"{limits[wrong[0]]!r} is not a whole number of at least 0"
             raise ConfigurationError(what, where=f"parameter {wrong[0]}", hint="give a number, or leave it empty")
         act = act_on(Storage(uri), self.act, _who(context), str(self.reason or ""), **limits)
-        told = f"{act.verb} {act.limits}".strip() if act.verb == LIMIT else act.verb
-        self.log.info("%s: %s, by %s. The run follows within seconds; its log and its report show it", uri, told, act)
-        context["ti"].xcom_push(key="act", value=f"{told}, by {act}")
+        order = f"{act.verb} {act.limits}".strip() if act.verb == LIMIT else act.verb
+        self.log.info("%s: %s, by %s. The run follows within seconds; its log and its report show it", uri, order, act)
+        context["ti"].xcom_push(key="act", value=f"{order}, by {act}")
 
     def _found(self, context: Context) -> str:
         """Return the folder of the run of a DAG run."""

@@ -139,7 +139,7 @@ class PreflightOperator(TargetOperator):
         if problems or places is None or surveyed is None:
             raise PreflightError(problems)
         may_miss = may_miss_past(self.as_of_is_supplied, options, context)
-        return self._tell(context, options, planner, found, places, missed, may_miss)
+        return self._log_result(context, options, planner, found, places, missed, may_miss)
 
     def _survey(self, context: Context, options: RunOptions, places: Places | None) -> tuple[Planner, Survey]:
         """Return the planner of the run, and the survey of the tables that can be copied from the source."""
@@ -154,7 +154,7 @@ class PreflightOperator(TargetOperator):
         planner = Planner(source, options.source_conn_id, PlanRequest.of(options), places, options.plan_only)
         return planner, planner.survey(options.steps)
 
-    def _tell(
+    def _log_result(
         self,
         context: Context,
         options: RunOptions,

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
 
 from airflow_provider_cdc.errors import CdcError, TerminalError
-from airflow_provider_cdc.metrics import tell_error
+from airflow_provider_cdc.metrics import send_error
 
 Returned = TypeVar("Returned")
 
@@ -37,7 +37,7 @@ def failing(method: Callable[..., Returned]) -> Callable[..., Returned]:
             _log.debug("Full traceback of the error", exc_info=True)
             failure = airflow_error(type(error).__name__, str(error), terminal=isinstance(error, TerminalError))
         except AirflowException as error:
-            if not isinstance(error, _Told):
+            if not isinstance(error, _Reported):
                 raise
             # This method called another wrapped method, which has already converted the error.
             failure = error
@@ -61,7 +61,7 @@ def airflow_error(name: str, message: str, *, terminal: bool) -> AirflowExceptio
     return error
 
 
-class _Told:
+class _Reported:
     """Base class of all exceptions that this module creates. ``counted`` is true if the metrics have already counted
     the error."""
 
@@ -72,9 +72,9 @@ def _count(task: Any, failure: Any) -> None:
     if not failure.counted:
         failure.counted = True
         source = getattr(task, "source_conn_id", "")
-        tell_error(type(failure).__name__, task.dag_id, source if isinstance(source, str) else "")
+        send_error(type(failure).__name__, task.dag_id, source if isinstance(source, str) else "")
 
 
 @cache
 def _kind(name: str, terminal: bool) -> Any:
-    return type(name, (_Told, AirflowFailException if terminal else AirflowException), {"__module__": __name__})
+    return type(name, (_Reported, AirflowFailException if terminal else AirflowException), {"__module__": __name__})

@@ -64,7 +64,7 @@ class WaitingSensor(RendersClearly, BaseSensorOperator):
             return PokeReturnValue(False)
         self._outage.over()
         if not answer.yes:
-            self.log.info("Not yet: %s", answer.said)
+            self.log.info("Not yet: %s", answer.text)
         return PokeReturnValue(answer.yes, answer.found)
 
     @failing

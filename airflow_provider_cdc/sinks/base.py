@@ -59,7 +59,7 @@ class TableChange:
         return sum(file.live_rows for file in (*self.added, *self.kept))
 
     @property
-    def told_shards(self) -> tuple[dict[str, Any], ...]:
+    def shard_records(self) -> tuple[dict[str, Any], ...]:
         """The shards, as the copy's record names them."""
         rows = {file.base_name: file.live_rows for file in (*self.added, *self.kept)}
         return tuple(

@@ -83,7 +83,7 @@ class _File:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _FeedRecord:
     """The fields of ``_feed.json``. ``start`` is the field ``from`` (a keyword in Python), and ``end`` is the field
     ``to``."""
 
@@ -129,11 +129,11 @@ def feed_record(publication: Publication, feed: Feed) -> dict[str, Any]:
         "from": feed.start,
         "rows": feed.rows,
         "first_order": feed.first,
-        "files": [told_file(file) for file in feed.files],
+        "files": [file_record(file) for file in feed.files],
     }
 
 
-def told_gap(publication: Publication, change: TableChange) -> dict[str, Any]:
+def gap_record(publication: Publication, change: TableChange) -> dict[str, Any]:
     """Return the contents of ``_gap.json``; empty: there is no gap before the copy of this table."""
     gap = change.feed_gap
     if gap is None:
@@ -153,20 +153,20 @@ def write_record(lake: Storage, publication: Publication, change: TableChange) -
     folder = feed_location(change.table, publication.run_id)
     if change.feed is not None:
         lake.write_json(f"{folder}/{RECORD}", feed_record(publication, change.feed))
-    elif gap := told_gap(publication, change):
+    elif gap := gap_record(publication, change):
         lake.write_json(f"{folder}/{GAP}", gap)
 
 
-def told_file(file: StagedFile) -> dict[str, Any]:
+def file_record(file: StagedFile) -> dict[str, Any]:
     """Return the record of a published file, for ``_latest.json`` and ``_feed.json``."""
     return {"name": file.base_name, "rows": file.rows, "bytes": file.bytes, "checksum": file.checksum}
 
 
-def told_files(change: TableChange) -> tuple[dict[str, Any], ...]:
+def file_records(change: TableChange) -> tuple[dict[str, Any], ...]:
     """Return the records of all files of a copy, for ``_latest.json``. The files of a merged table name their shard."""
     shard_of = {name: {"shard": shard} for shard, names in change.shards.items() for name in names}
     files = sorted((*change.added, *change.kept), key=lambda file: file.base_name)
-    return tuple(told_file(file) | shard_of.get(file.base_name, {}) for file in files)
+    return tuple(file_record(file) | shard_of.get(file.base_name, {}) for file in files)
 
 
 def read_feed(lake: Storage, table: TableName, run_id: str) -> LakeFeed | None:
@@ -180,7 +180,7 @@ def read_feed(lake: Storage, table: TableName, run_id: str) -> LakeFeed | None:
         data = lake.read_json(f"{folder}/{RECORD}")
     except FileNotFoundError:
         return None
-    one = records.decode(_Told, _known(_Told, data), where)
+    one = records.decode(_FeedRecord, _known(_FeedRecord, data), where)
     if one.run_id != run_id or sum(file.rows for file in one.files) != one.rows:
         raise ManifestError(
             "the record in this folder was not written for the changes in this folder", where=where, hint=_HINT

@@ -642,11 +642,11 @@ def record_of(publication: Publication, change: TableChange, uri: str) -> Copy:
         where=change.where,
         columns=change.columns,
         published_at=publication.published_at,
-        files=beside_copies.told_files(change),
+        files=beside_copies.file_records(change),
         changes={} if change.feed is None else beside_copies.feed_record(publication, change.feed),
-        feed_gap=beside_copies.told_gap(publication, change),
+        feed_gap=beside_copies.gap_record(publication, change),
         history=dict(change.history),
-        shards=change.told_shards,
+        shards=change.shard_records,
         positions=publication.positions,
         **{publication.position_key: publication.position},  # type: ignore[arg-type]
     )

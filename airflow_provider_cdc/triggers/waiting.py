@@ -25,12 +25,12 @@ class Answer:
     """The result of one poll.
 
     :param yes: whether the wait is over.
-    :param said: the answer in words, for the log.
+    :param text: the answer in words, for the log.
     :param found: the result of the sensor's task, as JSON.
     """
 
     yes: bool
-    said: str
+    text: str
     found: Any = None
 
 
@@ -116,7 +116,7 @@ class WaitingTrigger(BaseTrigger):
                 if answer.yes:
                     yield TriggerEvent({"found": answer.found})
                     return
-                self.log.info("Not yet: %s", answer.said)
+                self.log.info("Not yet: %s", answer.text)
             await asyncio.sleep(self.poll_seconds)
 
     async def _answer(self, outage: Outage) -> Answer | None:

@@ -163,7 +163,7 @@ class Pipeline:
 
     def consolidate(self) -> dict[str, Any]:
         self.found["consolidate"] = encode(consolidate(self._spark, self.run, self._settings))
-        Run.load(self.run).note_told()
+        Run.load(self.run).record_announced()
         return self.found["consolidate"]
 
     def release(self) -> None:

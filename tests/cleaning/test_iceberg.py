@@ -27,7 +27,7 @@ EMPTY = NAMES[3]
 @pytest.fixture
 def without_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(IcebergSink, "grace", timedelta(0))
-    monkeypatch.setattr(retention, "was_told", lambda run: True)
+    monkeypatch.setattr(retention, "was_announced", lambda run: True)
 
 
 def on_disk(target: Target, name: str) -> set[str]:

@@ -18,7 +18,7 @@ import pytest
 
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.run.manifest import RunTable
-from airflow_provider_cdc.core.run.results import Announced, Told
+from airflow_provider_cdc.core.run.results import Announced, AnnouncedCopies
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
@@ -257,10 +257,10 @@ def test_a_publication_is_announced_again_only_if_airflow_does_not_have_its_even
     assert announced(run) == ["x-cdc://shop/shop/lines"]
 
     died = published("20250101T000000Z-11111111", True, True)
-    died.note_told(Told(({"shop.orders": Announced("x-cdc://shop/shop/orders", latest=True)},)))
+    died.record_announced(AnnouncedCopies(({"shop.orders": Announced("x-cdc://shop/shop/orders", latest=True)},)))
     assert announced(died) == ["x-cdc://shop/shop/lines", "x-cdc://shop/shop/orders"]
     # As an earlier version left word, without saying of what.
-    died.note_told()
+    died.record_announced()
     assert announced(died) == []
 
 

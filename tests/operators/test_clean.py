@@ -83,7 +83,7 @@ def begin(source: PostgresSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             note_dag_run(run.folder, DagRunNames("d", dag_run_id, "shop.lock_and_record", 3))
             if published:
                 publish(run)
-                run.note_told()
+                run.record_announced()
         return run_id
 
     yield begin

@@ -27,7 +27,7 @@ from airflow_provider_cdc.core.tables.table import NAME_BYTES, Table, TableName,
 from airflow_provider_cdc.errors import PreflightError
 from airflow_provider_cdc.operators.arguments.options import Given
 from airflow_provider_cdc.operators.planning import plan_text
-from airflow_provider_cdc.operators.planning.lake_checks import check_names, find_leftovers, tell_leftovers
+from airflow_provider_cdc.operators.planning.lake_checks import check_names, find_leftovers, log_leftovers
 from airflow_provider_cdc.operators.preflight import PreflightOperator
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from harness.mysql_server import MysqlServer
@@ -327,7 +327,7 @@ def test_what_failed_runs_left_is_named_once_they_are_old(tmp_path: Path, caplog
     now = datetime.now(UTC)
     long_ago = now - timedelta(days=30)
     assert find_leftovers(lake.folder("_runs")) == []
-    tell_leftovers(lake.folder("_runs"))
+    log_leftovers(lake.folder("_runs"))
     assert not caplog.records
     begin(lake, f"{now:%Y%m%dT%H%M%SZ}-00000000", now)
     # A backfill of last year that is in progress.
@@ -341,7 +341,7 @@ def test_what_failed_runs_left_is_named_once_they_are_old(tmp_path: Path, caplog
     commit(begun)
     lake.make_folder(f"shop.orders/snapshot={RUN}")
     with caplog.at_level(logging.WARNING):
-        tell_leftovers(lake.folder("_runs"))
+        log_leftovers(lake.folder("_runs"))
     assert f"{lake.uri}/_runs/{RUN}\n" in caplog.text
     assert f"{lake.uri}/shop.orders/snapshot={RUN}" in caplog.text
     # The try that published it was killed before it could record this; readers are directed to that copy.

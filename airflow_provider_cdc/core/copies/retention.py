@@ -27,7 +27,7 @@ from typing import Any, Protocol
 from airflow_provider_cdc.core.copies.head import Copy, is_newer, is_of_another_source
 from airflow_provider_cdc.core.copies.removal import MARKS, has_marks, mark, marked_folders
 from airflow_provider_cdc.core.run.commit_record import decision_of
-from airflow_provider_cdc.core.run.run import Run, is_published, remove_state, run_id_in, was_told, written_state
+from airflow_provider_cdc.core.run.run import Run, is_published, remove_state, run_id_in, was_announced, written_state
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.shards.copy_tables import copy_names
 from airflow_provider_cdc.core.shards.published import files_of_copy, published_copies
@@ -37,7 +37,7 @@ from airflow_provider_cdc.errors import ManifestError
 
 LIFELESS = timedelta(days=7)
 """A run that is not published counts as over if it has written nothing for this time."""
-UNTOLD = timedelta(days=1)
+UNANNOUNCED = timedelta(days=1)
 """The longest time to wait for the end of a published run's last task, which still reads the run's records."""
 
 _READERS = 8
@@ -214,8 +214,8 @@ def is_latest(run: Run, table: TableName, lake: Lake) -> bool:
 def without_copies(run: Run, tables: Sequence[TableName], lake: Lake, runs: Runs, now: datetime) -> list[Run]:
     """Return the runs that published copies of some of ``tables`` before ``run``, and that have no copies left.
 
-    The records of these runs are no longer needed, because the last task of each run has ended (`Run.note_told`), or
-    has written nothing for `UNTOLD`.
+    The records of these runs are no longer needed, because the last task of each run has ended
+    (`Run.record_announced`), or has written nothing for `UNANNOUNCED`.
 
     :param now: the time of the store's clock.
     """
@@ -235,7 +235,7 @@ def without_copies(run: Run, tables: Sequence[TableName], lake: Lake, runs: Runs
         if any(run_id in there[table] for table in created_at):
             continue
         # Two runs may be published at almost the same time, and the last task of the first run may still be running.
-        if was_told(other) or _silent_since(other, now - UNTOLD):
+        if was_announced(other) or _silent_since(other, now - UNANNOUNCED):
             empty_runs.append(other)
     return empty_runs
 

@@ -140,7 +140,7 @@ class Announced:
 
 
 @dataclass(frozen=True)
-class Told:
+class AnnouncedCopies:
     """The events of the copies, by the table's name. Each try has its own mapping, because Airflow records all events
     of a try or none of them. The mapping is empty if there are no copies, or if an earlier version, which did not
     record events, wrote the record."""
@@ -148,9 +148,9 @@ class Told:
     announced: tuple[dict[str, Announced], ...] = ()
 
 
-def read_told(folder: Storage) -> Told | None:
+def read_announced(folder: Storage) -> AnnouncedCopies | None:
     """Return the record in the folder of a run, or None if the record does not exist yet.
 
     :raises ManifestError: the record is damaged.
     """
-    return records.read(Told, folder, FILE) if folder.exists(FILE) else None
+    return records.read(AnnouncedCopies, folder, FILE) if folder.exists(FILE) else None

@@ -40,13 +40,13 @@ from airflow_provider_cdc.core.run.manifest import Manifest
 from airflow_provider_cdc.core.run.results import (
     CONSOLIDATE,
     RESULTS,
+    AnnouncedCopies,
     ConsolidateResult,
     DeltaResult,
     SnapshotResult,
     StepResult,
-    Told,
 )
-from airflow_provider_cdc.core.run.results import FILE as TOLD
+from airflow_provider_cdc.core.run.results import FILE as ANNOUNCED
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.uri import LakeUri
@@ -270,12 +270,12 @@ class Run:
         """Record, by the table's name, whether this run's copy is now the table's latest copy; see `read_is_latest`."""
         self.folder.write_json(_IS_LATEST, dict(is_latest))
 
-    def note_told(self, told: Told | None = None) -> None:
-        """Record that the publishing task of this run has finished reading the run's records; see `was_told`.
+    def record_announced(self, announced: AnnouncedCopies | None = None) -> None:
+        """Record that the publishing task of this run has finished reading the run's records; see `was_announced`.
 
-        :param told: the events that the task reported to Airflow.
+        :param announced: the events that the task reported to Airflow.
         """
-        records.write(self.folder, TOLD, told or Told())
+        records.write(self.folder, ANNOUNCED, announced or AnnouncedCopies())
 
     def clean(self) -> None:
         """Remove the folders that are needed only while the run is in progress.
@@ -359,9 +359,9 @@ def is_published(run: Run) -> bool:
     return CONSOLIDATE in run.steps
 
 
-def was_told(run: Run) -> bool:
+def was_announced(run: Run) -> bool:
     """Return whether the task that publishes the run has reached its end."""
-    return run.folder.exists(TOLD)
+    return run.folder.exists(ANNOUNCED)
 
 
 def _ended_step(found: StepResult) -> Entry:

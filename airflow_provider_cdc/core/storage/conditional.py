@@ -132,7 +132,7 @@ class ObstoreObjects:
             raise Unsupported(_redacted(error)) from None
 
     def read(self, key: str) -> tuple[bytes, Any] | None:
-        with _told():
+        with _obstore_errors():
             try:
                 answer = obstore.get(self._store, key)
                 return bytes(answer.bytes()), (answer.meta.get("e_tag"), answer.meta.get("version"))
@@ -145,7 +145,7 @@ class ObstoreObjects:
             # Leave out a value that the store did not give, because the store would not find the object by an empty
             # value.
             mode = {name: value for name, value in zip(("e_tag", "version"), version, strict=True) if value}
-        with _told():
+        with _obstore_errors():
             try:
                 obstore.put(self._store, key, data, mode=mode)
             except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
@@ -158,11 +158,11 @@ class ObstoreObjects:
         return True
 
     def delete(self, key: str) -> None:
-        with _told(), suppress(exceptions.NotFoundError, FileNotFoundError):
+        with _obstore_errors(), suppress(exceptions.NotFoundError, FileNotFoundError):
             obstore.delete(self._store, key)
 
 
-class _told:  # noqa: N801
+class _obstore_errors:  # noqa: N801
     """Converts obstore's errors to `OSError` and `Unsupported`, without secrets in URLs."""
 
     def __enter__(self) -> None: ...

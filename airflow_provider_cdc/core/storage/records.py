@@ -57,7 +57,7 @@ def decode(kind: type[Record], data: Any, where: str) -> Record:
     try:
         record = msgspec.convert(data, kind, strict=True, str_keys=True, dec_hook=_parsed)
     except msgspec.ValidationError as error:
-        raise _damaged(_told(str(error)), where) from None
+        raise _damaged(_worded(str(error)), where) from None
     _complete(record)
     if unknown := _unknown(data, encode(record), ""):
         raise ManifestError(
@@ -172,7 +172,7 @@ def _unknown(data: Any, known: Any, at: str) -> str:
     return ""
 
 
-def _told(error: str) -> str:
+def _worded(error: str) -> str:
     placed = _PLACED.fullmatch(error)
     what, place = (placed["what"], placed["place"]) if placed else (error, "")
     what = what.replace("`", "")

@@ -75,7 +75,7 @@ class TouchedKeys:
         at = bisect_left(self._sorted, low)
         return at < len(self._sorted) and bool(self._sorted[at] <= high)
 
-    def told_by_first(self, key: Sequence[str]) -> bool:
+    def identified_by_first(self, key: Sequence[str]) -> bool:
         """Return whether the value of the first key column alone identifies a touched row."""
         return len(key) == 1 and self.left is None and self.first is not None
 
@@ -256,7 +256,7 @@ def _mark_block(block: Sequence[TouchedRowGroup], key: Sequence[str], touched: T
         values = pa.chunked_array([chunk for column in columns for chunk in column.chunks], touched.first.type)
         masks = _split(pc.is_in(values, value_set=touched.first).to_numpy(), [group.rows for group in block])
     masks = [_live(group, mask) for group, mask in zip(block, masks, strict=True)]
-    if not touched.told_by_first(key):
+    if not touched.identified_by_first(key):
         masks = _confirmed(block, masks, key, touched)
     for group, mask in zip(block, masks, strict=True):
         if mask.any():

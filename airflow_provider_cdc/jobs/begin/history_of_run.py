@@ -85,7 +85,7 @@ def histories_of(
             what = f"its copy can no longer be rolled forward: {finding.why}"
             raise PreflightError([Problem(str(plan.table), what, _ANEW, str(plan.table))])
         history = _history(copy, finding, initial.identity.mark, run_id, begun_at)
-        _tell(plan.table, copy, history, run_id)
+        _log_history(plan.table, copy, history, run_id)
         histories[str(plan.table)] = history
     return histories
 
@@ -114,7 +114,7 @@ def _history(copy: Copy | None, finding: Finding, mark: str, run_id: str, begun_
     return History(new_id, number, run_id, finding.why, ended)
 
 
-def _tell(table: TableName, copy: Copy | None, own: History, run_id: str) -> None:
+def _log_history(table: TableName, copy: Copy | None, own: History, run_id: str) -> None:
     if copy is None or own.begun_by != run_id:
         return
     if (ended := own.ended_by(run_id)) is not None:

@@ -121,7 +121,7 @@ def derive(
             continue
         effect = effects[index]
         _check(step.tables[index], base + effect.added - effect.removed, found)
-        derivations[index] = Derivation(run_id, _told(base), _told(effect.removed), _told(effect.added))
+        derivations[index] = Derivation(run_id, _count_of(base), _count_of(effect.removed), _count_of(effect.added))
     return derivations
 
 
@@ -153,7 +153,7 @@ def _check(entry: RunTable, expected: Digest, found: Digest) -> None:
     )
 
 
-def _told(digest_of_rows: Digest) -> Counted:
+def _count_of(digest_of_rows: Digest) -> Counted:
     return Counted(digest_of_rows.rows, digest_of_rows.hex)
 
 

@@ -88,7 +88,7 @@ class _Retention:
         # A failure here must not prevent the report of what was removed.
         self._attempt(self._scratch.uri, self._remove_folders)
         removed = Removed(self._copies, tuple(self._folders), self._left)
-        self._tell(removed)
+        self._log_removed(removed)
         note_removed(self._run, removed)
 
     def _remove_folders(self) -> None:
@@ -158,7 +158,7 @@ class _Retention:
         remove_folder(run, self._run.run_id)
         self._folders.append(run.run_id)
 
-    def _tell(self, removed: Removed) -> None:
+    def _log_removed(self, removed: Removed) -> None:
         count = sum(map(len, removed.copies.values()))
         options, folders = self._run.manifest.options, len(removed.runs)
         limits = f"Retention.copies = {options.keep}" + (f", days = {options.keep_days}" if options.keep_days else "")

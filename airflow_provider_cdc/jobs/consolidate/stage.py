@@ -18,7 +18,7 @@ from airflow_provider_cdc.jobs.consolidate.rewound_files import count_files, fin
 from airflow_provider_cdc.jobs.extract_delta.change_feed import feed_gaps, stage_feeds
 from airflow_provider_cdc.jobs.extract_delta.window_changes import read_changes
 from airflow_provider_cdc.jobs.reads import check_remaining, read_table_files, surviving
-from airflow_provider_cdc.jobs.roll_forward.plan import look_at_bases, record_damage_on_error, roll_forward
+from airflow_provider_cdc.jobs.roll_forward.plan import check_bases, record_damage_on_error, roll_forward
 from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, log
 from airflow_provider_cdc.jobs.runtime.skipped import add_nulled, check_some_left
 from airflow_provider_cdc.jobs.runtime.step import Step
@@ -71,7 +71,7 @@ def stage(step: Step) -> Decision:
     skipped = skip_whole_merged_tables(step.tables, skipped)
     copied = [index for index, name in enumerate(names) if name not in skipped]
     with record_damage_on_error(step):
-        scrubbed = scrub(step, look_at_bases(step))
+        scrubbed = scrub(step, check_bases(step))
     bases, skipped = scrubbed.bases, skip_whole_merged_tables(step.tables, skipped | scrubbed.refused)
     copied = [index for index in copied if names[index] not in skipped]
     check_some_left([names[index] for index in copied], skipped)

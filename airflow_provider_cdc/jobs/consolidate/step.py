@@ -33,7 +33,7 @@ from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.jobs.consolidate.publish import publish, record_copies, release_past, release_slot
 from airflow_provider_cdc.jobs.consolidate.remove_old_copies import check_own_copies, prune_old_copies
 from airflow_provider_cdc.jobs.consolidate.stage import check_commit, stage
-from airflow_provider_cdc.jobs.extract_delta.change_feed import gaps_of_latest, say_feed_gaps
+from airflow_provider_cdc.jobs.extract_delta.change_feed import gaps_of_latest, log_feed_gaps
 from airflow_provider_cdc.jobs.runtime.controller import check_interrupts
 from airflow_provider_cdc.jobs.runtime.progress import log, table
 from airflow_provider_cdc.jobs.runtime.skipped import log_nulled, log_skipped
@@ -112,7 +112,7 @@ def _consolidate(step: Step) -> ConsolidateResult:
     )
     for name, why in result.superseded.items():
         log(f"consolidate: WARNING: {name}: this copy begins a new history, and supersedes all earlier copies: {why}")
-    say_feed_gaps(result)
+    log_feed_gaps(result)
     for name, count in result.changes.items():
         if count is None and name in decision.feed_gaps:
             continue

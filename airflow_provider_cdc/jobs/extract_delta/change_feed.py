@@ -107,7 +107,7 @@ def gaps_of_latest(decision: Decision, copies: Mapping[TableName, PublishedCopy]
     return {name: gap for name, gap in decision.feed_gaps.items() if name in latest}
 
 
-def say_feed_gaps(result: ConsolidateResult) -> None:
+def log_feed_gaps(result: ConsolidateResult) -> None:
     """Print the gaps in the feeds of a published run."""
     for name, gap in result.feed_gaps.items():
         what = gap.described(result.position)
@@ -291,7 +291,7 @@ class FeedTask:
         with self.staging.writer(f"{name}/part-{order.first:012}", schema) as writer:
             for rows in _in_order(self.staging, window, order.table, order.slice):
                 for start in range(0, rows.num_rows, DECODED_ROWS):
-                    feed_rows = self._told(table, rows.slice(start, DECODED_ROWS), schema, following)
+                    feed_rows = self._feed_rows(table, rows.slice(start, DECODED_ROWS), schema, following)
                     writer.write(feed_rows)
                     following += feed_rows.num_rows
         if order.slice is not None and following - order.first != order.slice.rows:
@@ -302,7 +302,7 @@ class FeedTask:
         # An empty file shows readers the schema of a feed without changes.
         return tuple(writer.files) or (self.staging.write_empty(f"{name}/part-empty", schema),)
 
-    def _told(self, table: Table, rows: pa.Table, schema: pa.Schema, first: int) -> pa.Table:
+    def _feed_rows(self, table: Table, rows: pa.Table, schema: pa.Schema, first: int) -> pa.Table:
         if table.selection.where is not None:
             # If a changed row begins to meet the condition, report an insert into the copied part. If it no longer
             # meets the condition, report a delete from the copied part.

@@ -31,7 +31,7 @@ from airflow_provider_cdc.jobs.log.read_segment import (
     SegmentRecord,
 )
 from airflow_provider_cdc.jobs.reads import read_table_files
-from airflow_provider_cdc.jobs.restart.altered import altered_table, described, look_for_altered, may_restart
+from airflow_provider_cdc.jobs.restart.altered import altered_table, described, find_altered, may_restart
 from airflow_provider_cdc.jobs.restart.move import restart_run
 from airflow_provider_cdc.jobs.runtime.progress import (
     SEGMENTS,
@@ -78,7 +78,7 @@ def _extract_delta(step: Step) -> DeltaResult:
 def _begin_again(step: Step) -> RunRestarted:
     """Give the run a new manifest, under which the altered tables are read again."""
     snapshot = step.run.result_of(SnapshotResult)
-    step.altered |= look_for_altered(step, [entry for entry in step.tables if entry.is_read])
+    step.altered |= find_altered(step, [entry for entry in step.tables if entry.is_read])
     altered = step.altered
     live = {str(entry.table.name) for entry in step.tables if entry.is_read} - snapshot.skipped.keys()
     if not live:

@@ -172,7 +172,7 @@ class ComposeBuckets:
             return self._composed(buckets)
 
     def _composed(self, buckets: tuple[int, int]) -> net_change_files.NetChangeFiles:
-        settled = [
+        decided = [
             net_change_files.resolve_pending(rows, record.segment, self.decisions)
             for record in self.segments
             for rows in self._read(record, buckets)
@@ -181,7 +181,7 @@ class ComposeBuckets:
         with self.staging.writer(
             f"delta/{self.name}-net-{buckets[0]:02}", net_change_files.TOWARDS_SCHEMA, QUICKEST
         ) as writer:
-            for rows in net_change_files.portions(settled, COMPOSED_ROWS):
+            for rows in net_change_files.portions(decided, COMPOSED_ROWS):
                 composed = net_change_files.compose(rows, self.keyless, forward=self.forward)
                 writer.write(composed)
                 counts.append(net_change_files.count_by_table(composed))

@@ -96,11 +96,11 @@ def note_altered(step: Step, error: CdcError) -> bool:
     name = altered_table(step, error)
     if name is not None and isinstance(error, SchemaChanged):
         step.altered.setdefault(name, described(error))
-    step.altered |= look_for_altered(step, [entry for entry in step.tables if entry.is_read or entry.at_upper])
+    step.altered |= find_altered(step, [entry for entry in step.tables if entry.is_read or entry.at_upper])
     return len(step.altered) > noted
 
 
-def look_for_altered(step: Step, entries: Sequence[RunTable]) -> dict[str, str]:
+def find_altered(step: Step, entries: Sequence[RunTable]) -> dict[str, str]:
     """Return those of the tables whose definitions differ now, by name, each with the difference. Tables in
     ``step.altered`` are not looked at."""
     altered: dict[str, str] = {}
@@ -171,7 +171,7 @@ def carried_tables(
             layout = laid_out.get(table.lake_name, PLAIN)
             place = place_of_carried(step.sink, step.run.run_id, step.source, table, layout, entry.place)
         except TerminalError as error:
-            say_read_again(name, error)
+            log_read_again(name, error)
             continue
         over = "; ".join(f"{era.statement} ({era.begins})" for era in table.eras) or "a change of no row"
         log(f"{name} is not read again: the rows that were read are carried over {over}")
@@ -181,7 +181,7 @@ def carried_tables(
     return carried
 
 
-def say_read_again(name: str, error: TerminalError) -> None:
+def log_read_again(name: str, error: TerminalError) -> None:
     why = "because the rows that were read cannot be carried over the change"
     log(f"{name}: read again, {why}: {error.message}")
 

@@ -38,10 +38,10 @@ from airflow_provider_cdc.jobs.reads import ReadFiles
 from airflow_provider_cdc.jobs.restart.altered import (
     carried_tables,
     check_parts,
+    log_read_again,
     may_be_carried,
     named,
     read_again,
-    say_read_again,
 )
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.retry import retry
@@ -254,7 +254,7 @@ class Move:
                 if not together or (broken is None and named(error, [str(table.name) for table in one.tables])):
                     raise
                 for name in together if broken is None else [broken]:
-                    say_read_again(name, error)
+                    log_read_again(name, error)
                     del carried[name]
 
 

@@ -124,7 +124,7 @@ class Images:
         self._changes = changes
         self._first = self._end = 0
         self._held = pa.table({})
-        self._lengths = self._look() if len(self._keys) else (np.empty(0, np.int64), np.empty(0, np.int64))
+        self._lengths = self._measure_images() if len(self._keys) else (np.empty(0, np.int64), np.empty(0, np.int64))
         self._ends = np.cumsum(sum(np.maximum(lengths_of_batch, 0) for lengths_of_batch in self._lengths))
 
     def lengths(self, place: Place) -> tuple[Int64s, Int64s]:
@@ -146,7 +146,7 @@ class Images:
         was, now = (rows[name].cast(pa.binary()).combine_chunks() for name in ("was", "now"))
         return was, now
 
-    def _look(self) -> tuple[Int64s, Int64s]:
+    def _measure_images(self) -> tuple[Int64s, Int64s]:
         """Return the lengths of all images. Keep the images in memory if all of them fit."""
         keys, was, now, held = [], [], [], []
         size = 0

@@ -56,7 +56,7 @@ class BaseFile:
 
 
 @dataclass(frozen=True)
-class LookAtFiles:
+class CheckFiles:
     """A task that checks files of base copies. Spark sends this object to executors."""
 
     source: Source
@@ -128,7 +128,7 @@ class CheckBaseFile:
         return difference(self.folder, file.name, file)
 
 
-def look_at_bases(step: Step) -> dict[int, list[BaseFile]]:
+def check_bases(step: Step) -> dict[int, list[BaseFile]]:
     """Return the files of the base copies, by the table's index, after a check of their sizes and footers.
 
     :raises ManifestError: a base copy no longer exists, or differs from the one that the manifest names.
@@ -156,7 +156,7 @@ def look_at_bases(step: Step) -> dict[int, list[BaseFile]]:
         for index, entry in enumerate(step.tables)
         if entry.base
     }
-    work = LookAtFiles(step.source, base_folders(step), step.tables, places)
+    work = CheckFiles(step.source, base_folders(step), step.tables, places)
     files_by_table: dict[int, list[BaseFile]] = {}
     for base_file in run_tasks(step.spark, "check the base copies", orders, work):
         for base in base_file:
@@ -170,7 +170,7 @@ def record_damage_on_error(
 ) -> Iterator[None]:
     """Write a note if a file of a base copy is found to be damaged, so that the next `preflight` does not use the copy.
 
-    :param bases: the result of `look_at_bases`. If rows of a table contradict the log, a damaged file may be the cause,
+    :param bases: the result of `check_bases`. If rows of a table contradict the log, a damaged file may be the cause,
         so all files of that table are read and checked.
     :raises FileDamaged: a file of a base copy is damaged.
     """

@@ -283,7 +283,7 @@ class Controller:
         self._source = source
         self._token = token
         self._acts = Acts(run.folder)
-        self._told = -1
+        self._logged_acts = -1
         self._wanted = Wanted(*_initial(run))
         self._governor = Governor()
         self._measured = Measured()
@@ -362,15 +362,15 @@ class Controller:
         seconds, self._polled = time.monotonic() - self._polled, time.monotonic()
         self._add(seconds if before.pause is not None else 0.0, seconds if self._governor.level else 0.0)
         # Only acts that arrive during this step change its limits. Earlier acts are in the log of an earlier step.
-        for act in acts[self._told :] if self._told >= 0 else ():
+        for act in acts[self._logged_acts :] if self._logged_acts >= 0 else ():
             if act.verb == LIMIT:
                 self._note("limits changed", f"{act.limits}, by {act}")
-        self._told = len(acts)
+        self._logged_acts = len(acts)
         self._wanted = now
         if now.pause is not None or now.stop is not None:
             # Publish it first, because a server that does not answer may delay what follows.
             self._publish(self._effective(now))
-        self._tell_pause(before.pause, now.pause)
+        self._log_pause(before.pause, now.pause)
         if now.thresholds and now.pause is None and now.stop is None:
             self._govern(now)
         elif not now.thresholds:
@@ -379,7 +379,7 @@ class Controller:
         if self._unwritten:
             self._write_log()
 
-    def _tell_pause(self, before: Act | None, now: Act | None) -> None:
+    def _log_pause(self, before: Act | None, now: Act | None) -> None:
         if now is not None and now != before:
             self._note("paused", f"{now}. {held(self._source, self._run)}")
             self._repeated = time.monotonic()

@@ -87,7 +87,7 @@ class Progress:
         self._every = every
         self._clock = clock
         self._out = out
-        self._looked = self._printed = clock()
+        self._reported = self._printed = clock()
         self._last_line = ""
         self._count = 0
         self._rows = 0
@@ -95,7 +95,7 @@ class Progress:
         self._done = 0.0
         self._warm: tuple[float, float] | None = None
         self._left: float | None = None
-        self._lately: deque[tuple[float, int]] = deque([(self._looked, 0)])
+        self._lately: deque[tuple[float, int]] = deque([(self._reported, 0)])
 
     @property
     def seconds_left(self) -> float | None:
@@ -122,18 +122,18 @@ class Progress:
     def tick(self) -> None:
         """Report the progress if a report is due. Call this often."""
         now = self._clock()
-        if now - self._looked < self._every or self._count >= self._total:
+        if now - self._reported < self._every or self._count >= self._total:
             return
-        self._looked = now
-        told = self._told(now)
-        self._left = told["seconds_left"]
-        line = self._line(told)
+        self._reported = now
+        state = self._state(now)
+        self._left = state["seconds_left"]
+        line = self._line(state)
         if line != self._last_line or now - self._printed >= REPEATED_SECONDS:
             self._printed, self._last_line = now, line
             self._out(line)
-        self._note(told)
+        self._note(state)
 
-    def _told(self, now: float) -> dict[str, Any]:
+    def _state(self, now: float) -> dict[str, Any]:
         more, weight = self._under_way()
         count, work = self._rows + more, self._done + weight
         self._note_warm(work)
@@ -167,24 +167,24 @@ class Progress:
             return None
         return round((self._weight - work) * (now - began) / (work - done), 1)
 
-    def _line(self, told: dict[str, Any]) -> str:
+    def _line(self, state: dict[str, Any]) -> str:
         parts = [
-            f"{self._title}: {told['percent']:.0f} %",
-            f"{told['done']:,} of {format_count(told['total'], self._unit)}",
-            format_count(told["rows"], "row"),
+            f"{self._title}: {state['percent']:.0f} %",
+            f"{state['done']:,} of {format_count(state['total'], self._unit)}",
+            format_count(state["rows"], "row"),
         ]
-        if told["bytes"]:
-            parts.append(f"{told['bytes'] / 2**20:,.1f} MiB")
-        parts.append(f"{told['rows_per_second']:,} rows/s")
-        if told["seconds_left"] is not None:
-            then = f" for this, then {told['then']}" if told["then"] else ""
-            parts.append(f"about {duration(told['seconds_left'])} left{then}")
-        if told["log_backlog_bytes"] is not None:
-            parts.append(f"{told['log_backlog_bytes'] / 2**20:,.1f} MiB of log to read")
+        if state["bytes"]:
+            parts.append(f"{state['bytes'] / 2**20:,.1f} MiB")
+        parts.append(f"{state['rows_per_second']:,} rows/s")
+        if state["seconds_left"] is not None:
+            then = f" for this, then {state['then']}" if state["then"] else ""
+            parts.append(f"about {duration(state['seconds_left'])} left{then}")
+        if state["log_backlog_bytes"] is not None:
+            parts.append(f"{state['log_backlog_bytes'] / 2**20:,.1f} MiB of log to read")
         line = ", ".join(parts)
-        if told["waiting_for"]:
-            line += f"; waiting for {told['waiting_for']}"
-        if tables := told["tables"]:
+        if state["waiting_for"]:
+            line += f"; waiting for {state['waiting_for']}"
+        if tables := state["tables"]:
             more = f" and {len(tables) - SHOWN_TABLES} more" if len(tables) > SHOWN_TABLES else ""
             line += f"; at work: {', '.join(tables[:SHOWN_TABLES])}{more}"
         return line
@@ -202,15 +202,15 @@ class ProgressFile:
         self._folder = folder
         self._writing: threading.Thread | None = None
 
-    def note(self, told: dict[str, Any]) -> None:
+    def note(self, state: dict[str, Any]) -> None:
         """Write the file in the background, unless the last version is still being written."""
         if self._writing is None or not self._writing.is_alive():
-            self._writing = threading.Thread(target=self._write, args=(told,), name="progress", daemon=True)
+            self._writing = threading.Thread(target=self._write, args=(state,), name="progress", daemon=True)
             self._writing.start()
 
-    def _write(self, told: dict[str, Any]) -> None:
+    def _write(self, state: dict[str, Any]) -> None:
         with suppress(CdcError, OSError, pa.ArrowException):
-            self._folder.write_json(PROGRESS, told)
+            self._folder.write_json(PROGRESS, state)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str | int | float]]) -> str:
@@ -284,10 +284,10 @@ class UnderWay:
         self._folder = folder
         self._name = piece.name
         self._read = self._rows = 0
-        self._told = time.monotonic()
+        self._noted = time.monotonic()
         if piece.weight > LARGE_BYTES:
             # Overwrite progress that an earlier try of the same task has left.
-            self._tell()
+            self._write_note()
 
     def add(self, read: int, rows: int) -> None:
         """Report that ``read`` more units were read, and that ``rows`` more rows will be published."""
@@ -296,11 +296,11 @@ class UnderWay:
     def reached(self, read: int, rows: int) -> None:
         """Report that ``read`` units were read in total, and that ``rows`` rows will be published in total."""
         self._read, self._rows = read, rows
-        if time.monotonic() - self._told >= EVERY_SECONDS:
-            self._tell()
+        if time.monotonic() - self._noted >= EVERY_SECONDS:
+            self._write_note()
 
-    def _tell(self) -> None:
-        self._told = time.monotonic()
+    def _write_note(self) -> None:
+        self._noted = time.monotonic()
         with suppress(CdcError, OSError, pa.ArrowException):
             self._folder.note_json(self._name, {"read": self._read, "rows": self._rows})
 
@@ -340,9 +340,9 @@ class PieceWatch:
     def poll(self) -> tuple[int, float]:
         """Return the rows and the weight of the work that the pieces have done."""
         left = self._left()
-        told = under_way(self._folder, self._place, left)
-        self._all_read = len(left) if told.read_whole >= len(left) else 0
-        return told.rows, told.weight
+        done = under_way(self._folder, self._place, left)
+        self._all_read = len(left) if done.read_whole >= len(left) else 0
+        return done.rows, done.weight
 
     @property
     def all_read(self) -> int:

@@ -70,7 +70,7 @@ class ExecutorWatch:
         self._looked = float("-inf")
         self._had_some = False
         self._since: float | None = None
-        self._told = 0.0
+        self._converted = 0.0
 
     def poll(self, title: str) -> None:
         """Call this often while a job runs.
@@ -88,7 +88,7 @@ class ExecutorWatch:
             self._had_some, self._since = True, None
             return
         if self._since is None or jobs_paused:
-            self._since = self._told = now
+            self._since = self._converted = now
             return
         missing = now - self._since
         if self._had_some and self._gives_up and missing >= LOST_SECONDS:
@@ -97,8 +97,8 @@ class ExecutorWatch:
                 where=title,
                 hint="check that the cluster's master and workers are up, and retry the task; finished work is kept",
             )
-        if now - self._told >= TOLD_SECONDS:
-            self._told = now
+        if now - self._converted >= TOLD_SECONDS:
+            self._converted = now
             how = "has lost all its executors" if self._had_some else "has no executor yet"
             log(f"{title}: the Spark application {how} and waits for the cluster, for {duration(missing)} so far")
 
@@ -106,7 +106,7 @@ class ExecutorWatch:
 _watches: WeakKeyDictionary[Any, ExecutorWatch] = WeakKeyDictionary()
 
 
-def look_for_executors(context: Any, title: str) -> None:
+def check_executors(context: Any, title: str) -> None:
     """Check that the application of a ``SparkContext`` has executors; see `ExecutorWatch.look`."""
     if context.master.startswith("local"):
         return
@@ -246,13 +246,13 @@ class _Job:
         while thread.is_alive():
             thread.join(_POLL_SECONDS)
             check_interrupts()
-            look_for_executors(self._context, self._title)
+            check_executors(self._context, self._title)
             meanwhile()
             arrived = early.value
             outcomes_taken, new = len(arrived), arrived[outcomes_taken:]
             yield from self._unseen(new)
         if self._failure is not None:
-            raise self._told(self._failure) from self._failure
+            raise self._converted(self._failure) from self._failure
         yield from self._unseen(self._collected)
 
     def cancel(self) -> None:
@@ -260,7 +260,7 @@ class _Job:
         with suppress(Py4JError, OSError):
             self._context.cancelJobGroup(self._group)
 
-    def _told(self, failure: BaseException) -> BaseException:
+    def _converted(self, failure: BaseException) -> BaseException:
         """Convert the error of a failed job to a `CdcError`, if it is an error of Spark."""
         if not isinstance(failure, Py4JError | PySparkException | OSError):
             return failure

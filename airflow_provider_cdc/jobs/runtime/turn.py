@@ -43,7 +43,7 @@ class _Worker:
     """What this process knows about one run. It outlives a task, because a worker executes many small tasks."""
 
     known: Effective = UNLIMITED
-    looked: float = float("-inf")
+    read_at: float = float("-inf")
     noted: float = float("-inf")
     began: float = 0.0
     ended: float = 0.0
@@ -166,7 +166,7 @@ class ReadTurn:
                     self._write_note()
 
     def _must_wait(self) -> bool:
-        known = self._look()
+        known = self._read_effective()
         if known.state == effective.PAUSE:
             # Note again after the pause, because the driver then forgets all readers.
             self._worker.noted = float("-inf")
@@ -174,17 +174,17 @@ class ReadTurn:
             self._note()
         return known.state != effective.GO or (known.chosen and self._name not in known.readers)
 
-    def _look(self) -> Effective:
+    def _read_effective(self) -> Effective:
         worker = self._worker
-        if time.monotonic() - worker.looked >= READ_SECONDS:
-            worker.looked = time.monotonic()
+        if time.monotonic() - worker.read_at >= READ_SECONDS:
+            worker.read_at = time.monotonic()
             # If the store fails, the last known state applies.
             with suppress(CdcError, OSError, pa.ArrowException):
                 worker.known = effective.read(self._folder)
         return worker.known
 
     def _give_up(self) -> None:
-        if self._look().state in (effective.PAUSE, effective.STOP):
+        if self._read_effective().state in (effective.PAUSE, effective.STOP):
             raise GivenUp
 
     def _due(self, *, begun: bool) -> float:
@@ -192,7 +192,7 @@ class ReadTurn:
 
         :param begun: whether a transaction is open. Then only the limit of rows counts.
         """
-        worker, known = self._worker, self._look()
+        worker, known = self._worker, self._read_effective()
         due = worker.began + worker.rows / known.rows_per_second if known.rows_per_second else 0.0
         if begun:
             return min(due, worker.ended + LONGEST_IDLE)
@@ -203,7 +203,7 @@ class ReadTurn:
 
     def _rest(self, *, begun: bool) -> None:
         """Sleep until the last chunk is paid for. The sleep ends early if the limits change, or the task must wait."""
-        while (left := self._due(begun=begun) - time.monotonic()) > 0 and self._look().state == effective.GO:
+        while (left := self._due(begun=begun) - time.monotonic()) > 0 and self._read_effective().state == effective.GO:
             self.beat()
             time.sleep(min(left, _SLEEP_SECONDS))
 

@@ -167,7 +167,7 @@ def unite(spark: SparkSession, folder: Storage, settings: ConnectionSettings | N
         log(table((f"shard of {name}", "rows"), list(rows.items())))
     for name, why in result.skipped.items():
         log(f"unite: WARNING: {name} is left out: {why}")
-    log(f"unite: exact at {_told(union.positions)}")
+    log(f"unite: exact at {_listed(union.positions)}")
     return result
 
 
@@ -275,7 +275,7 @@ def _compare(
     found = compared(spark, Shards(tuple(merged.key), schema), files)
     if found.count:
         positions = {member.source: member.run.position_text for member in members}
-        raise collision_error(name, merged.key, shards, found, _told(positions))
+        raise collision_error(name, merged.key, shards, found, _listed(positions))
 
 
 def _schema(target: Storage, files: Mapping[str, Sequence[StagedFile]]) -> pa.Schema:
@@ -322,5 +322,5 @@ def _publish(target: Storage, folder: Storage, union: Union) -> dict[TableName, 
     return published
 
 
-def _told(positions: Mapping[str, str]) -> str:
+def _listed(positions: Mapping[str, str]) -> str:
     return ", ".join(f"{source} {position}" for source, position in positions.items())

@@ -221,7 +221,7 @@ LARGE_BYTES = 2**30
 """The size of a table from which on a message tells that it counts only as a whole."""
 
 
-def tell_wholes(tables: Sequence[RunTable], parts: Sequence[Part]) -> None:
+def log_undivided(tables: Sequence[RunTable], parts: Sequence[Part]) -> None:
     """Name the large tables of which nothing is kept if the step is killed before they are read in full."""
     divided = {part.table for part in parts if part.within is not None}
     for index, entry in enumerate(tables):

@@ -282,12 +282,12 @@ def _is_copied(step: Step, entry: RunTable) -> bool:
 def _touched(step: Step, tail: Tails, log_end: LogEnd | None = None) -> list[StagedFile]:
     """Write files with the keys that were touched since the last call, and return these files."""
     with step.staging.writer("delta/touched", net_change_files.NET_SCHEMA, QUICKEST) as writer:
-        for rows in net_change_files.gathered(_looking(tail.read(log_end)), SORT_BYTES):
+        for rows in net_change_files.gathered(_interruptible(tail.read(log_end)), SORT_BYTES):
             writer.write(net_change_files.in_buckets(net_change_files.last(rows)))
     return list(writer.files)
 
 
-def _looking(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _interruptible(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the batches, and raise an error between them if the step must pause or stop."""
     for batch in batches:
         check_interrupts()
@@ -333,11 +333,11 @@ def _look_up(
     def found(one: FoundAgain) -> None:
         progress.add(1, sum(file.rows for files in one.files.values() for file in files), 1)
 
-    def look() -> None:
+    def between() -> None:
         meanwhile()
         progress.tick()
 
-    return run_tasks(step.spark, "read again", ranges, work, found, meanwhile=look, brief=view is not None)
+    return run_tasks(step.spark, "read again", ranges, work, found, meanwhile=between, brief=view is not None)
 
 
 def _layer(step: Step, since: int, found: Sequence[FoundAgain]) -> Layer:

@@ -26,7 +26,7 @@ from airflow_provider_cdc.jobs.reads import (
     with_ends,
     write_record,
 )
-from airflow_provider_cdc.jobs.restart.altered import look_for_altered, may_restart, note_altered
+from airflow_provider_cdc.jobs.restart.altered import find_altered, may_restart, note_altered
 from airflow_provider_cdc.jobs.restart.move import restart_run
 from airflow_provider_cdc.jobs.runtime.progress import (
     log,
@@ -41,8 +41,8 @@ from airflow_provider_cdc.jobs.snapshot.read_part import (
     DONE,
     PartRecord,
     files_by_table,
+    log_undivided,
     note_timeline,
-    tell_wholes,
 )
 from airflow_provider_cdc.jobs.snapshot.reread_passes import SeenRows, write_again
 from airflow_provider_cdc.jobs.spool import spooled
@@ -90,7 +90,7 @@ def read_tables(step: Step) -> SnapshotResult:
             raise
         raise restart_run(step, step.altered, {}, None, {}) from error
     parts = plan.orders
-    tell_wholes(step.tables, parts)
+    log_undivided(step.tables, parts)
     done = step.finished(plan, PartRecord, {part.number: f"{DONE}/{part.name}.json" for part in parts})
     folders = [step.files_of(index).folder for index in range(len(step.tables))]
     done_files = {number: record.files for number, record in done.items()}
@@ -173,7 +173,7 @@ def _check_tables(step: Step) -> None:
     :raises SchemaChanged: a table was altered, and the run may not read it again.
     """
     entries = [entry for entry in step.tables if entry.is_read or entry.at_upper]
-    step.altered |= look_for_altered(step, entries)
+    step.altered |= find_altered(step, entries)
 
 
 def _read_in_full(

@@ -62,8 +62,8 @@ def lines(result: VerifyResult, *, with_rows: bool) -> Iterator[str]:
         for text in one.damaged[:_SHOWN_IN_LOG]:
             yield f"  {text}"
         # The key of a table without a key is the whole row.
-        told = [difference for difference in one.differences if with_rows or not _is_whole_row(difference)]
-        for difference in told[:_SHOWN_IN_LOG]:
+        shown = [difference for difference in one.differences if with_rows or not _is_whole_row(difference)]
+        for difference in shown[:_SHOWN_IN_LOG]:
             yield from _shown(result, difference, with_rows=with_rows)
         if one.confidence:
             yield f"verify: {one.table}: {one.confidence}"
@@ -251,11 +251,11 @@ def _signs_of_life(started: float) -> Callable[[], None]:
     """Return a function that prints a line from time to time."""
     last = started
 
-    def tell() -> None:
+    def log_progress() -> None:
         nonlocal last
         now = time.monotonic()
         if now - last >= 6 * EVERY_SECONDS:
             last = now
             log(f"verify: comparing, {now - started:,.0f} s so far")
 
-    return tell
+    return log_progress

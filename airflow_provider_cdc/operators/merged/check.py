@@ -100,7 +100,7 @@ class CheckMergedOperator(TargetOperator):
             raise PreflightError(problems)
         for problem in problems:
             self.log.warning("LEFT OUT: %s: %s", problem.where, problem.what)
-        self._say_plan(names, shards)
+        self._log_plan(names, shards)
 
     def _plans(self) -> dict[str, list[TablePlan]]:
         return {
@@ -127,7 +127,7 @@ class CheckMergedOperator(TargetOperator):
             return [Problem(where, f"{what}, which the runs do not copy", VANISHED_HINT)]
         return []
 
-    def _say_plan(self, names: Sequence[str], shards: Mapping[str, Mapping[str, Sequence[TablePlan]]]) -> None:
+    def _log_plan(self, names: Sequence[str], shards: Mapping[str, Mapping[str, Sequence[TablePlan]]]) -> None:
         lines = []
         for name in names:
             of_name = [(source, plan) for source, own in shards.items() for plan in own.get(name, ())]

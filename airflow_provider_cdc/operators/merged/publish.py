@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from airflow.providers.common.compat.sdk import AirflowException
 
 from airflow_provider_cdc.assets import announce
-from airflow_provider_cdc.core.run.results import FILE as TOLD
+from airflow_provider_cdc.core.run.results import FILE as ANNOUNCED
 from airflow_provider_cdc.core.run.run import Run, run_id_in
 from airflow_provider_cdc.core.shards.union import (
     REQUEST,
@@ -193,7 +193,7 @@ class PublishMergedOperator(SparkStepOperator):
         events = [(event.uri, _extra(union, name, result)) for name, event in announcement.events.items()]
         self.outlets = announce(context["outlet_events"], self.outlets, events)
         try:
-            records.write(folder, TOLD, announcement.told)
+            records.write(folder, ANNOUNCED, announcement.announced)
         except (CdcError, OSError) as error:
             self.log.info("Could not record which asset events were sent: %s", error)
 

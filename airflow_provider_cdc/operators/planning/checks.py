@@ -106,13 +106,13 @@ def collected(problems: list[Problem], where: str) -> Iterator[None]:
         raise
 
 
-def _errors_of(look: Callable[[C], object], where: str) -> Callable[[C], Iterable[Problem]]:
-    """Return a check that calls ``look`` and reports the errors of this call as problems."""
+def _errors_of(check: Callable[[C], object], where: str) -> Callable[[C], Iterable[Problem]]:
+    """Return a check that calls ``check`` and reports the errors of this call as problems."""
 
     def ask(context: C) -> Iterable[Problem]:
         problems: list[Problem] = []
         with collected(problems, where):
-            look(context)
+            check(context)
         return problems
 
     return ask
@@ -128,12 +128,12 @@ def _target(context: ParametersContext) -> None:
     lake = Storage(lake_of(options.target, options.source_conn_id))
     check_fits(current(), {"target": lake.uri, **({"scratch": options.scratch} if options.scratch else {})})
     _check_writable(lake, context)
-    _say_conditional(lake)
+    _log_conditional_writes(lake)
     sink = open_sink(lake_settings(options.steps.lake, options.source_conn_id), lake)
     context.places = Places(lake, scratch_of(lake.uri), sink)
 
 
-def _say_conditional(folder: Storage) -> None:
+def _log_conditional_writes(folder: Storage) -> None:
     if folder.filesystem.type_name in ("s3", "gcs", "abfs"):
         how = (
             "rejects conditional writes whose condition does not hold: they create the records of a run"

@@ -194,11 +194,13 @@ def take_turn(
     run_id = run_id_for(context["dag_run"], recording[0], lake, context["ti"].map_index)
     turn = TableTurn(run_id, tuple(sorted(map(str, tables))), dag_run_of(context, recording[0]))
     turns = Turns(Storage(scratch), lake, _without_later_groups(task, turn.dag_run, state_in(context["ti"])))
-    number, told, waited = turns.take(turn), "", False
+    number, logged, waited = turns.take(turn), "", False
     while others := turns.before(number, turn):
-        if (said := _told(others)) != told:
-            _log.info("%s: %s", "Waiting for other runs" if options.concurrent_runs == WAIT else "Other runs", said)
-            told = said
+        if (waited_for := _listed(others)) != logged:
+            _log.info(
+                "%s: %s", "Waiting for other runs" if options.concurrent_runs == WAIT else "Other runs", waited_for
+            )
+            logged = waited_for
         limit = timedelta(seconds=options.concurrent_wait_seconds)
         if options.concurrent_runs != WAIT or (limit and turns.waited(number) >= limit):
             turns.give_up(number, turn)
@@ -227,12 +229,12 @@ def _without_later_groups(task: Any, own: DagRunNames, state_of: StateOf) -> Sta
 def _refusal(others: Sequence[Other]) -> Problem:
     return Problem(
         "parameter concurrent_runs (On.concurrent_runs)",
-        f"other runs of the same tables are under way: {_told(others)}",
+        f"other runs of the same tables are under way: {_listed(others)}",
         "trigger this run again when they have ended. If such a run is dead, mark its DAG run as failed",
     )
 
 
-def _told(others: Sequence[Other]) -> str:
+def _listed(others: Sequence[Other]) -> str:
     shown = [f"run {other.run_id} ({', '.join(other.tables[:_SHOWN])}): {other.why}" for other in others[:_SHOWN]]
     more = [f"{len(others) - _SHOWN:,} more"] if len(others) > _SHOWN else []
     return "; ".join([*shown, *more])

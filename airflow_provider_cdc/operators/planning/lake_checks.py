@@ -141,7 +141,7 @@ def find_leftovers(scratch: Storage, now: datetime | None = None) -> list[Unfini
     return [leftover for leftover in leftovers if leftover is not None]
 
 
-def tell_leftovers(scratch: Storage) -> None:
+def log_leftovers(scratch: Storage) -> None:
     """Log the folders that failed runs left, and how to remove these folders. An error is only logged and does not fail
     the task."""
     try:

@@ -55,7 +55,7 @@ def in_the_present(options: StepOptions) -> StepOptions:
     return replace(options, as_of="")
 
 
-def say_missed_past(log: Any, missed: MissedPast | None) -> None:
+def log_missed_past(log: Any, missed: MissedPast | None) -> None:
     """Log a warning if the copies of a run are not exact at the time that readers may expect."""
     if missed is not None:
         log.warning(
@@ -81,7 +81,7 @@ def record_or_miss(source: Source, plans: Sequence[TablePlan], options: StepOpti
     except (PreflightError, LogGone) as error:
         missed = MissedPast(options.as_of, _why(error))
         cause = error
-    say_missed_past(_log, missed)
+    log_missed_past(_log, missed)
     options = replace(options, as_of="")
     plans = _without_bases(plans, options, cause)
     # As in preflight, tables that were altered must be added to the standing slot again.

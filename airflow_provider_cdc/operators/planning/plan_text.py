@@ -18,8 +18,8 @@ from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.operators.base import log_skipped
 from airflow_provider_cdc.operators.planning.checks import Places
-from airflow_provider_cdc.operators.planning.lake_checks import tell_leftovers, warn_of_readers
-from airflow_provider_cdc.operators.planning.missing_past import say_missed_past
+from airflow_provider_cdc.operators.planning.lake_checks import log_leftovers, warn_of_readers
+from airflow_provider_cdc.operators.planning.missing_past import log_missed_past
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.planning.survey import Survey
 
@@ -69,7 +69,7 @@ def readable(plans: Sequence[TablePlan]) -> str:
     )
 
 
-def say_feed_gaps(log: Any, plans: Sequence[TablePlan], *, past: bool = False) -> None:
+def log_feed_gaps(log: Any, plans: Sequence[TablePlan], *, past: bool = False) -> None:
     """Log a warning for each table whose row changes will begin anew.
 
     :param past: whether the run copies the past.
@@ -239,11 +239,11 @@ def log_plan(
 ) -> str | None:
     """Log the plan of a run, with warnings. Return the `summary` with ``plan_only``; otherwise None."""
     plans, sink, scratch = found.plans, places.sink, Storage(places.scratch)
-    tell_leftovers(scratch)
+    log_leftovers(scratch)
     warn_of_readers(places.lake, options.lake.format, source, plans)
     log_skipped(log, found.skipped)
-    say_missed_past(log, missed)
-    say_feed_gaps(log, plans, past=bool(options.as_of) and missed is None)
+    log_missed_past(log, missed)
+    log_feed_gaps(log, plans, past=bool(options.as_of) and missed is None)
     if any(plan.at_upper for plan in plans):
         view = view_of(plans, pace_of(sink, scratch, plans))
         if view is not None and view.is_long:

@@ -15,7 +15,7 @@ from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import PreflightError, SchemaChanged
 from airflow_provider_cdc.operators.base import log_skipped
 from airflow_provider_cdc.operators.planning.checks import Places
-from airflow_provider_cdc.operators.planning.missing_past import record_or_miss, say_missed_past
+from airflow_provider_cdc.operators.planning.missing_past import log_missed_past, record_or_miss
 from airflow_provider_cdc.operators.planning.plan_text import readable
 from airflow_provider_cdc.operators.planning.planner import Planner, PlanRequest
 from airflow_provider_cdc.sources.api.source import Source
@@ -79,7 +79,7 @@ class RunRecorder:
             found, options, now_missed = planner.plan_again(options, may_miss=self.may_miss_past)
             plans, skipped, missed = found.plans, found.skipped, now_missed or missed
             log_skipped(self.log, skipped)
-            say_missed_past(self.log, now_missed)
+            log_missed_past(self.log, now_missed)
             self.log.info("%s will be copied:\n%s", format_count(len(plans), "table"), readable(plans))
         raise AssertionError("the last try returns or raises")
 

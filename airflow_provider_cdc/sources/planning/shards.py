@@ -183,9 +183,9 @@ def _shards_of(
     plans = sorted(plans, key=lambda plan: plan.table)
     selections = {(plan.selection.condition, plan.selection.columns) for plan in plans}
     if len(selections) > 1:
-        told = "; ".join(f"{plan.table}: {plan.selection}" for plan in plans[:5])
+        listed = "; ".join(f"{plan.table}: {plan.selection}" for plan in plans[:5])
         hint = "give all shards the same `Table.where` and `Table.columns`"
-        return {}, [Problem(where, f"different parts of its shards would be copied ({told})", hint)]
+        return {}, [Problem(where, f"different parts of its shards would be copied ({listed})", hint)]
     tables = [
         replace(table, selection=plan.selection, options=plan.options)
         for table, plan in zip(source.tables_of(plans), plans, strict=True)

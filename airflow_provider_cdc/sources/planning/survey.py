@@ -261,7 +261,7 @@ def problems_of(
     plans: Sequence[TablePlan],
     tables: Sequence[Table],
     at_risk: Callable[[Table], Sequence[_Column]],
-    looks: Callable[[Table, Sequence[_Column]], Iterator[Sequence[int]]],
+    samples: Callable[[Table, Sequence[_Column]], Iterator[Sequence[int]]],
     always: Callable[[Table, _Column], bool] = lambda table, column: False,
 ) -> list[Problem]:
     """Return a problem for each column whose sample has values that no Arrow type holds.
@@ -269,7 +269,7 @@ def problems_of(
     :param tables: the current definitions of the tables of ``plans``.
     :param at_risk: a function that returns the columns of a table that may have such values and whose values would stop
         the run.
-    :param looks: a function that reads samples of a table. A sample consists of the number of rows and, for each
+    :param samples: a function that reads samples of a table. A sample consists of the number of rows and, for each
         column, the number of odd values.
     :param always: whether such values of a column stop the run under every policy.
     """
@@ -280,7 +280,7 @@ def problems_of(
         if not columns:
             continue
         rows_seen, totals = 0, [0] * len(columns)
-        for rows, *counts in looks(table, columns):
+        for rows, *counts in samples(table, columns):
             rows_seen += rows
             totals = [total + count for total, count in zip(totals, counts, strict=True)]
         problems += [

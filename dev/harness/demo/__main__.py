@@ -154,7 +154,7 @@ def _demo(demo: str, folder: Path, stage: Stage, rows: int, writes: float, forma
     print(f"      the writers committed {writers.committed:,} transactions meanwhile")
     # The proof can only move forward, so earlier positions come first.
     for copy, run in (one for one in made if one[0].options.get("as_of")):
-        _prove(copy, run, stage)
+        _compare_copy(copy, run, stage)
     with _step("rebuild the shop at the initial position, without this package"):
         rebuilt = stage.rebuild(first.position_text)
     print(f"      {rebuilt}; {stage.proof}")
@@ -163,7 +163,7 @@ def _demo(demo: str, folder: Path, stage: Stage, rows: int, writes: float, forma
         money, plain_money = _money(stage.truth("accounts")), _money(plain.rows["accounts"])
     _report(results, first, money, plain_money)
     for copy, run in (one for one in made if not one[0].options.get("as_of")):
-        _prove(copy, run, stage)
+        _compare_copy(copy, run, stage)
     for copy, run in made:
         _report_copy(copy, run, first)
     if format == "iceberg":
@@ -201,7 +201,7 @@ def _runs(lake: Path) -> set[str]:
     return {path.parent.parent.name for path in lake.glob(f"_runs/*/{FIRST}")}
 
 
-def _prove(copy: Copy, run: Run, stage: Stage) -> None:
+def _compare_copy(copy: Copy, run: Run, stage: Stage) -> None:
     with _step(f"rebuild the shop at {run.position}, and compare every row"):
         stage.rebuild(run.position_text)
         copy.differences = sum(

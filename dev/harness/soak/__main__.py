@@ -45,7 +45,7 @@ class Soak:
             began = time.monotonic()
             code, output = _run(piece)
             with self._lock:
-                self._tell(piece, code, output, time.monotonic() - began)
+                self._print_result(piece, code, output, time.monotonic() - began)
 
     def _next(self) -> Piece | None:
         with self._lock:
@@ -53,7 +53,7 @@ class Soak:
                 return None
             return next(self._pieces, None)
 
-    def _tell(self, piece: Piece, code: int, output: str, seconds: float) -> None:
+    def _print_result(self, piece: Piece, code: int, output: str, seconds: float) -> None:
         name, seed = piece
         self.done += 1
         last = output.strip().rpartition("\n")[2]

@@ -22,7 +22,7 @@ from airflow_provider_cdc.core.positions.facts import History, Superseded
 from airflow_provider_cdc.core.run.commit_record import decision_of
 from airflow_provider_cdc.core.run.ledger import FIRST
 from airflow_provider_cdc.core.run.results import CONSOLIDATE
-from airflow_provider_cdc.core.run.run import Run, was_told
+from airflow_provider_cdc.core.run.run import Run, was_announced
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.chunk import partition
 from airflow_provider_cdc.core.tables.table import TableName, folder_name
@@ -49,7 +49,7 @@ def source(monkeypatch: pytest.MonkeyPatch) -> HistorySource:
     # It is the number of files that takes time here.
     monkeypatch.setattr(HistorySource, "plan_chunks", lambda self, table, chunk_rows: partition([]))
     # Only these runs read their records.
-    monkeypatch.setattr(retention, "was_told", lambda run: True)
+    monkeypatch.setattr(retention, "was_announced", lambda run: True)
     return HistorySource(random_history(random.Random(5), LENGTH), 5, segment_length=20)
 
 
@@ -415,13 +415,13 @@ def test_a_run_that_waits_for_its_own_end_keeps_its_records(
     night: Callable[..., Runner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two were published at almost the same time, and what Airflow reads of the first one must still be there."""
-    monkeypatch.setattr(retention, "was_told", was_told)
+    monkeypatch.setattr(retention, "was_announced", was_announced)
     one = night(1)
     two = night(2, keep=1)
     assert (copies(two), runs(two)) == ([2], [1, 2])
-    Run.load(one.run).note_told()
+    Run.load(one.run).record_announced()
     assert runs(night(3, keep=1)) == [2, 3]
-    monkeypatch.setattr(retention, "UNTOLD", timedelta(seconds=-1))
+    monkeypatch.setattr(retention, "UNANNOUNCED", timedelta(seconds=-1))
     assert runs(night(4, keep=1)) == [4]
 
 

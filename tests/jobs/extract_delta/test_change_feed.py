@@ -184,7 +184,7 @@ def test_changes_that_join_are_found_from_any_copy_on(night: Night) -> None:
 
 def test_a_run_of_format_5_is_a_base_and_its_feed_goes_on(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first night after the upgrade rolls the copies forward, and the changes have no gap."""
-    monkeypatch.setattr(retention, "UNTOLD", timedelta(0))
+    monkeypatch.setattr(retention, "UNANNOUNCED", timedelta(0))
     for number in (1, 2):
         to_format_5(Path(night(number).run.path()))
     third = night(3)
@@ -205,7 +205,7 @@ def test_a_run_of_format_5_is_a_base_and_its_feed_goes_on(night: Night, monkeypa
 def test_a_run_that_is_made_again_under_its_id_is_told_by_its_position(
     night: Night, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "UNTOLD", timedelta(0))
+    monkeypatch.setattr(retention, "UNANNOUNCED", timedelta(0))
     for number in (1, 2, 3):
         runner = night(number, keep=1)
     assert not Run.exists(runner.run.parent().folder(night_id(1)))

@@ -61,5 +61,5 @@ def test_an_application_without_work_may_have_no_executors() -> None:
 
 def test_spark_on_this_machine_needs_no_executors(spark: SparkSession) -> None:
     assert executor_count(spark.sparkContext) == 0
-    tasks.look_for_executors(spark.sparkContext, "snapshot")
+    tasks.check_executors(spark.sparkContext, "snapshot")
     assert spark.sparkContext not in tasks._watches

@@ -25,7 +25,7 @@ from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.operators.arguments.options import Given
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from airflow_provider_cdc.operators.planning.missing_past import record_or_miss
-from airflow_provider_cdc.operators.planning.plan_text import say_feed_gaps
+from airflow_provider_cdc.operators.planning.plan_text import log_feed_gaps
 from airflow_provider_cdc.operators.preflight import PreflightOperator
 from harness.postgres_server import PostgresServer
 
@@ -173,7 +173,7 @@ def test_a_feed_may_begin_anew_where_a_past_goes_missing() -> None:
     assert [(plan.base, plan.feed_gap) for plan in found] == [("", FeedGap("b", "p", why)), ("b", None)]
     assert "its changes begin anew" in found[0].reason
     said: list[str] = []
-    say_feed_gaps(SimpleNamespace(warning=lambda text, *values: said.append(text % values)), found)
+    log_feed_gaps(SimpleNamespace(warning=lambda text, *values: said.append(text % values)), found)
     assert said == [f"{where}: the feed ended at p (run b), and begins anew at the position of this run: {why}"]
 
 

@@ -510,7 +510,7 @@ def sample(settings: ConnectionSettings, plans: Sequence[TablePlan]) -> list[Pro
     with session(settings) as connection, naming_blockers(settings, connection) as concerned:
         concerned += [plan.table for plan in plans]
 
-        def looks(table: Table, columns: Sequence[ColumnType]) -> Iterator[Sequence[int]]:
+        def samples(table: Table, columns: Sequence[ColumnType]) -> Iterator[Sequence[int]]:
             try:
                 ((rows, *counts),) = query(connection, _statement(table, columns))
             except pymysql.OperationalError as error:
@@ -522,7 +522,7 @@ def sample(settings: ConnectionSettings, plans: Sequence[TablePlan]) -> list[Pro
             yield [int(rows), *(int(count or 0) for count in counts)]
 
         tables = read_tables(connection, [plan.table for plan in plans])
-        return problems_of(plans, tables, _at_risk, looks, _stops_always)
+        return problems_of(plans, tables, _at_risk, samples, _stops_always)
 
 
 def _at_risk(table: Table) -> list[ColumnType]:
@@ -545,14 +545,14 @@ def _is_odd(column: ColumnType) -> str:
     return odd.format(quote(column.name))
 
 
-def _looked_at(column: ColumnType) -> str:
+def _sampled(column: ColumnType) -> str:
     name = quote(column.name)
     return f"LEFT({name}, {_CHARACTERS}) AS {name}" if column.family is Family.TEXT else name
 
 
 def _statement(table: Table, columns: Sequence[ColumnType]) -> str:
     beside = [column for column in columns if column.name not in table.key]
-    looked_at = [*map(quote, table.key), *(_looked_at(column) for column in beside)]
+    looked_at = [*map(quote, table.key), *(_sampled(column) for column in beside)]
     select = f"SELECT {', '.join(looked_at)} FROM {table_sql(table.name)}"
     some = f"({select} LIMIT {ROWS})"
     if table.key:

@@ -40,9 +40,9 @@ from airflow_provider_cdc.sources.mysql.server.session import Connection, query,
 from airflow_provider_cdc.sources.mysql.tables.identity import (
     Explained,
     TableIdentity,
+    has_other_identity,
     held,
     identified,
-    look_replaced,
     read_identities,
     recorded_identities,
 )
@@ -391,7 +391,7 @@ class WatchedTables:
         self._check(settings, connection, tables, since, self._explained)
         identities = {**since.identities, **{str(name): one.identity for name, one in self._explained.copy().items()}}
         noted = _Noted(LogPlace.parse(end), identities)
-        if not look_replaced(connection, noted.among(tables), {}):
+        if not has_other_identity(connection, noted.among(tables), {}):
             # Otherwise a table has just been altered, or the server did not show its numbers in time.
             self._noted, self._explained, since = noted, {}, noted
         known = {name: asdict(identity) for name, identity in since.identities.items()}
@@ -406,7 +406,7 @@ class WatchedTables:
         explained: dict[TableName, Explained],
     ) -> None:
         known = noted.among(tables)
-        if look_replaced(connection, known, explained):
+        if has_other_identity(connection, known, explained):
             from airflow_provider_cdc.sources.mysql.log import replaced
 
             replaced.check_not_replaced(settings, connection, noted.place, known, _TRIGGER_NEW_RUN, explained)

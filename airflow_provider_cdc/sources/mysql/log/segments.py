@@ -261,7 +261,7 @@ class MysqlSegmentReader:
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.summary = SegmentSummary(segment)
-        self._tell = changes
+        self._emit = changes
         self._progress = progress
         self._open_dump = open_dump
         self._dump: Dump | None = None
@@ -285,10 +285,10 @@ class MysqlSegmentReader:
                 change.clear()
                 self.summary.parts += 1
             if self._walker.changes.used_bytes > LOG_BYTES:
-                self._tell_changes(
+                self._emit_changes(
                     [transaction.number for transaction in (*xa.undecided.values(), *([xa.open] if xa.open else []))]
                 )
-        self._tell_changes()
+        self._emit_changes()
         yield from self._net_change()
 
     def _net_change(self) -> Iterator[pa.RecordBatch]:
@@ -296,11 +296,11 @@ class MysqlSegmentReader:
         batches = delta_batches(walker.change, self._tables, number, decode_images, walker.xa.pending)
         return map(self._eras.carry, batches)
 
-    def _tell_changes(self, undecided: Sequence[int] = ()) -> None:
+    def _emit_changes(self, undecided: Sequence[int] = ()) -> None:
         walker = self._walker
-        if self._tell is not None and walker.changes.wanted:
+        if self._emit is not None and walker.changes.wanted:
             for batch in walker.changes.batches(undecided, walker.xa.pending):
-                self._tell(batch)
+                self._emit(batch)
 
     def _read(self) -> Iterator[None]:
         """Process the whole segment, yielding after each batch of events received."""

@@ -441,7 +441,7 @@ class _FilesAhead:
         # Each thread has its own counter, because a shared counter would need a lock.
         self._bytes = [0] * len(segments)
         self._dumps: dict[int, Dump] = {}
-        self._said = time.monotonic()
+        self._logged_at = time.monotonic()
 
     def close(self) -> None:
         """Stop the threads, including threads that wait for a server that no longer responds."""
@@ -495,12 +495,12 @@ class _FilesAhead:
 
     def _awaited(self, walk: _Walk) -> BaseException | None:
         """Wait until the walk is over. Return the error if the log could not be read, else None."""
-        while not wait([walk], max(0.0, self._said + EVERY_SECONDS - time.monotonic())).done:
-            self._say()
+        while not wait([walk], max(0.0, self._logged_at + EVERY_SECONDS - time.monotonic())).done:
+            self._log_progress()
         return walk.exception()
 
-    def _say(self) -> None:
-        self._said = time.monotonic()
+    def _log_progress(self) -> None:
+        self._logged_at = time.monotonic()
         done = sum(self._bytes)
         _log.info(
             "Checking the log from %s on for anything that would stop a run: %s of %s MiB (%d %%)",

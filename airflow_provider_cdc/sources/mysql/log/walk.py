@@ -162,7 +162,7 @@ def find_map(maps: Int64s, number: int) -> int:
 
 
 @inner
-def _says_nothing(kind: int) -> bool:
+def _is_irrelevant(kind: int) -> bool:
     """Return whether events of this type can be skipped. They contain values or files for a statement that follows,
     comments, or bookkeeping of group replication."""
     return kind in (
@@ -324,7 +324,7 @@ def walk(
                         code = net_rows(data, kind, body_end, state, tsid, table, tables, ranges, net, changes)
                         if code != MORE:
                             return code
-        elif not _says_nothing(kind):
+        elif not _is_irrelevant(kind):
             return ODD
         _advance(state, length)
 

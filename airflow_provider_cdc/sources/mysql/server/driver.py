@@ -361,9 +361,9 @@ class _Method:
             raise _no_protocol(self._where, f"its nonce has {len(self._nonce)} bytes")
         if not self._secret:
             # An empty password needs no protection, so every method gets the same empty answer.
-            return self._say(b"\0" if self._name == _SHA256 else b"")
+            return self._exchange(b"\0" if self._name == _SHA256 else b"")
         if self._name == _NATIVE:
-            return self._say(_auth.scramble_native_password(self._secret, self._nonce))
+            return self._exchange(_auth.scramble_native_password(self._secret, self._nonce))
         return self._caching() if self._name == _CACHING else self._show()
 
     def _caching(self) -> Any:
@@ -372,7 +372,7 @@ class _Method:
         # depend on the server's cache.
         if not self._connection.pinned_key() or self._connection._secure:
             self._connection.may_show_password(self._name)
-        packet = self._say(_auth.scramble_caching_sha2(self._secret, self._nonce))
+        packet = self._exchange(_auth.scramble_caching_sha2(self._secret, self._nonce))
         answer = packet.get_all_data()
         if answer == _FAST_DONE:
             return self._connection._read_packet()
@@ -384,11 +384,11 @@ class _Method:
         connection = self._connection
         if connection._secure or self._name == _CLEAR:
             connection.may_show_password(self._name)
-            return self._say(self._secret + b"\0")
+            return self._exchange(self._secret + b"\0")
         key = connection.pinned_key()
         if not key:
             connection.may_show_password(self._name)
-            key = self._say(_REQUEST_KEY[self._name]).get_all_data()[1:]
+            key = self._exchange(_REQUEST_KEY[self._name]).get_all_data()[1:]
         try:
             encrypted = _auth.sha2_rsa_encrypt(self._secret, self._nonce, key)
         except ValueError as error:
@@ -397,9 +397,9 @@ class _Method:
                 where=self._where,
                 hint="correct tls_server_key, or use TLS",
             ) from error
-        return self._say(encrypted)
+        return self._exchange(encrypted)
 
-    def _say(self, data: bytes) -> Any:
+    def _exchange(self, data: bytes) -> Any:
         self._connection.write_packet(data)
         return self._connection._read_packet()
 

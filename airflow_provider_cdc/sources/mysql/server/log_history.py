@@ -136,7 +136,7 @@ def end_of_log(settings: ConnectionSettings, connection: Connection) -> LogPlace
     return LogPlace(file, int(position), stamp_of(settings, file))
 
 
-def settled_end_of_log(settings: ConnectionSettings, connection: Connection) -> LogPlace:
+def unambiguous_end_of_log(settings: ConnectionSettings, connection: Connection) -> LogPlace:
     """Return the current end of the log. Before that, make sure that no later file can get the same stamp.
 
     After a reset, the log begins again with a file of the same name. The old and the new file have the same stamp only
@@ -364,10 +364,12 @@ def place_of_present(settings: ConnectionSettings, connection: Connection, begun
     """Return the place in the log of a position that has just been fixed.
 
     :param begun: a place in the log that was recorded before the position was fixed. The file of the place has a unique
-        stamp (`settled_end_of_log`).
+        stamp (`unambiguous_end_of_log`).
     """
     file, position, *_ = log_status(connection)
-    return replace(begun, position=int(position)) if file == begun.file else settled_end_of_log(settings, connection)
+    return (
+        replace(begun, position=int(position)) if file == begun.file else unambiguous_end_of_log(settings, connection)
+    )
 
 
 def mark_of(settings: ConnectionSettings, place: LogPlace, commits: str) -> str:

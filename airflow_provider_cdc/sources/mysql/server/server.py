@@ -30,7 +30,7 @@ from airflow_provider_cdc.sources.mysql.server.log_history import (
     mark_of,
     place_of_present,
     previous_gtids,
-    settled_end_of_log,
+    unambiguous_end_of_log,
 )
 from airflow_provider_cdc.sources.mysql.server.session import (
     Connection,
@@ -84,7 +84,7 @@ def identity(settings: ConnectionSettings, connection: Connection) -> MysqlFacts
     """
     found = state(connection)
     here = RunSettings.of(settings, found)
-    return replace(found, begun=settled_end_of_log(here, connection))
+    return replace(found, begun=unambiguous_end_of_log(here, connection))
 
 
 def with_mark(

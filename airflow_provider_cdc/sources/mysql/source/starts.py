@@ -18,7 +18,7 @@ from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.session import RunSettings, session, value
 from airflow_provider_cdc.sources.mysql.steps import snapshot
 from airflow_provider_cdc.sources.mysql.steps.check_identity import check_identity
-from airflow_provider_cdc.sources.mysql.tables.identity import look_replaced
+from airflow_provider_cdc.sources.mysql.tables.identity import has_other_identity
 
 
 class MysqlStarts(Starts):
@@ -93,7 +93,7 @@ class MysqlStarts(Starts):
             # the tables.
             if value(connection, "@@global.server_uuid") == identity.server:
                 hint = "clear the task `preflight` and all tasks after it"
-                if look_replaced(connection, tables, {}):
+                if has_other_identity(connection, tables, {}):
                     from airflow_provider_cdc.sources.mysql.log import replaced
 
                     begin, end = (MysqlFacts.of(one).place for one in (identity, until))

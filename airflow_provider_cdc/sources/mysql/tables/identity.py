@@ -160,7 +160,7 @@ def recorded_identities(tables: Sequence[Table]) -> dict[TableName, TableIdentit
     }
 
 
-def look_replaced(connection: Connection, tables: Sequence[Table], explained: dict[TableName, Explained]) -> bool:
+def has_other_identity(connection: Connection, tables: Sequence[Table], explained: dict[TableName, Explained]) -> bool:
     """Whether a table, or a parent whose changes reach it, has another identity than the one that was ``explained``
     last, or than the recorded one if none was explained.
 

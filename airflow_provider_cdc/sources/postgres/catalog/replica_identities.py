@@ -47,7 +47,7 @@ def followed(catalog: Catalog, tables: Sequence[Table], publication: str = "") -
     oids = [leaf.oid for table in tables for leaf in leaves(table)]
     identifying = {oid: names for oid, _, names in query(catalog, IDENTIFYING, (oids,))}
 
-    def tells(table: Table) -> bool:
+    def identifies(table: Table) -> bool:
         key = set(table.key)
         return (
             bool(key)
@@ -55,7 +55,7 @@ def followed(catalog: Catalog, tables: Sequence[Table], publication: str = "") -
             and all((names := identifying.get(leaf.oid, ())) is None or key <= set(names) for leaf in leaves(table))
         )
 
-    return [tells(table) for table in tables]
+    return [identifies(table) for table in tables]
 
 
 def whole_rows(catalog: Catalog, tables: Sequence[Table]) -> list[bool]:

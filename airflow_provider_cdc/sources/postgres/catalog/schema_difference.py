@@ -196,27 +196,27 @@ def evolution(base: Table, now: Table, missing: Mapping[int, str], begins: str) 
     before = {number_of(column): column for column in base.columns}
     after = {number_of(column): column for column in now.columns}
     last = max(before, default=0)
-    fields, said = [], []
+    fields, changes = [], []
     for number, column in after.items():
         was = before.get(number)
         if was is None:
             if number < last:
                 raise NotCarried(f"the column {column.name} is not in the record of the copy")
             fields.append(CarriedField(column.name, constant=_constant(column, missing.get(number))))
-            said.append(f"ADD {column.name}")
+            changes.append(f"ADD {column.name}")
             continue
-        said += _changes(base, was, column)
+        changes += _changes(base, was, column)
         fields.append(CarriedField(column.name, was.name))
-    said += [f"DROP {column.name}" for number, column in before.items() if number not in after]
+    changes += [f"DROP {column.name}" for number, column in before.items() if number not in after]
     if base.key != now.key or base.key_index != now.key_index or not {*base.key} <= {one.was for one in fields}:
         raise NotCarried("its key has changed")
-    if not said:
+    if not changes:
         return Evolution((), now.columns)
     columns = tuple(
         column if number in after else replace(column, details={**column.details, DROPPED: ""})
         for number, column in before.items()
     )
-    return Evolution((Era(columns, begins, begins, ", ".join(said), tuple(fields)),), now.columns)
+    return Evolution((Era(columns, begins, begins, ", ".join(changes), tuple(fields)),), now.columns)
 
 
 def _constant(column: Column, missing: str | None) -> str | None:

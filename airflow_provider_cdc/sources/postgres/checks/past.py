@@ -110,12 +110,12 @@ def micros(when: datetime) -> int:
 
 def _publication(context: PastContext) -> Iterable[Problem]:
     recorded = context.past.record.tables
-    told = [
+    required = [
         table
         for table in context.tables
         if str(table.name) in recorded and (table.details["kind"] == "r" or str(table.name) in context.closed)
     ]
-    return publication_problems(context.connection, context.past.name, told)
+    return publication_problems(context.connection, context.past.name, required)
 
 
 def _identities(context: PastContext) -> Iterable[Problem]:

@@ -299,7 +299,7 @@ def sample(settings: ConnectionSettings, plans: Sequence[TablePlan]) -> list[Pro
     with session(settings) as connection, naming_blockers(settings, connection) as concerned:
         concerned += [plan.table for plan in plans]
 
-        def looks(table: Table, columns: Sequence[ColumnType]) -> Iterator[Sequence[int]]:
+        def samples(table: Table, columns: Sequence[ColumnType]) -> Iterator[Sequence[int]]:
             every = leaves(table)
             chosen = every[:: -(-len(every) // LEAVES)] if every else []
             try:
@@ -321,7 +321,7 @@ def sample(settings: ConnectionSettings, plans: Sequence[TablePlan]) -> list[Pro
                 gave_up(table, "it needs another search_path")
 
         tables = present_tables(connection, [plan.table for plan in plans])
-        return problems_of(plans, tables, _at_risk, looks)
+        return problems_of(plans, tables, _at_risk, samples)
 
 
 def _at_risk(table: Table) -> list[ColumnType]:

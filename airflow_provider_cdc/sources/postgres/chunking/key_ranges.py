@@ -190,8 +190,8 @@ def _ends(connection: Connection, table: Table, leaf: Leaf) -> tuple[Any, Any]:
     # Qualify the column, because ORDER BY would resolve an unqualified name to the selected text.
     key = f"t.{_key(table)}"
     ends = [f"{key} {sign} {spelt_value(end)}" for sign, end in ((">=", least), ("<=", greatest)) if end is not None]
-    look = f"SELECT {key}::text FROM ONLY {leaf.sql} AS t WHERE {' AND '.join(ends)} ORDER BY {key}"
-    ((low, high),) = query(connection, f"SELECT ({look} ASC LIMIT 1), ({look} DESC LIMIT 1)")
+    statement = f"SELECT {key}::text FROM ONLY {leaf.sql} AS t WHERE {' AND '.join(ends)} ORDER BY {key}"
+    ((low, high),) = query(connection, f"SELECT ({statement} ASC LIMIT 1), ({statement} DESC LIMIT 1)")
     read = int if isinstance(known_end, int) else type(known_end).fromisoformat
     try:
         return read(low), read(high)

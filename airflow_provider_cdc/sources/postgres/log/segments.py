@@ -88,7 +88,7 @@ class PostgresSegmentReader:
     ) -> None:
         assert segment.stop is not None
         self.summary = SegmentSummary(segment)
-        self._tell = changes
+        self._emit = changes
         self._progress = progress
         self._connection = connection
         self._tables = tables
@@ -109,17 +109,17 @@ class PostgresSegmentReader:
                     change.clear()
                     self.summary.parts += 1
                 if self._walker.changes.used_bytes > LOG_BYTES:
-                    self._tell_changes()
-        self._tell_changes()
+                    self._emit_changes()
+        self._emit_changes()
         yield from self._net_change()
 
     def _net_change(self) -> Iterator[pa.RecordBatch]:
         return delta_batches(self._walker.change, self._tables, self.summary.segment.number, decode_images)
 
-    def _tell_changes(self) -> None:
-        if self._tell is not None and self._walker.changes.wanted:
+    def _emit_changes(self) -> None:
+        if self._emit is not None and self._walker.changes.wanted:
             for batch in self._walker.changes.batches():
-                self._tell(batch)
+                self._emit(batch)
 
     def _read(self) -> Iterator[None]:
         """Walk the whole segment. Yield after each batch of messages."""

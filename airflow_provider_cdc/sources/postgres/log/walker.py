@@ -329,8 +329,8 @@ class LogWalker:
         left out.
         """
         names = [column.name for column in self._tables[index].columns]
-        told = {name: place for place, (name, *_) in enumerate(found.columns)}
-        places = [told[name] if name in self._columns_read[index] else walk_state.NOT_READ for name in names]
+        sent = {name: place for place, (name, *_) in enumerate(found.columns)}
+        places = [sent[name] if name in self._columns_read[index] else walk_state.NOT_READ for name in names]
         return self._ordered(len(found.columns), places)
 
     def _ordered(self, fields: int, places: Sequence[int]) -> int:
@@ -371,12 +371,12 @@ class LogWalker:
         self, found: pgoutput.RelationMessage, index: int, name: TableName, columns: Sequence[Column], what: str
     ) -> None:
         """Stop the run if a relation differs from the recorded relation."""
-        told = {name for name, *_ in found.columns}
+        sent = {name for name, *_ in found.columns}
         # A publication may leave out columns that are not read.
         expected = [
             (column.name, int(column.details["oid"]), int(column.details["typmod"]))
             for column in columns
-            if column.name in told or column.name in self._columns_read[index]
+            if column.name in sent or column.name in self._columns_read[index]
         ]
         if found.name != name:
             change = f"it is now called {found.name}"

@@ -372,7 +372,7 @@ def publication_problems(
             "create a publication",
         )
     if not all(published):
-        missing = ", ".join(kind for kind, tells in zip(_KINDS, published, strict=True) if not tells)
+        missing = ", ".join(kind for kind, publishes in zip(_KINDS, published, strict=True) if not publishes)
         yield Problem(
             where,
             f"does not publish every change: it leaves out {missing}",
@@ -384,8 +384,8 @@ def publication_problems(
         if any(column.details.get("generated") == "stored" for column in table.as_read.columns)
     ]
     if generated and not keys_only and catalog.info.server_version >= 180_000:
-        ((tells,),) = query(catalog, "SELECT pubgencols FROM pg_publication WHERE oid = %s", (oid,))
-        if tells != "s":
+        ((publishes,),) = query(catalog, "SELECT pubgencols FROM pg_publication WHERE oid = %s", (oid,))
+        if publishes != "s":
             yield Problem(
                 where,
                 f"leaves out the generated columns of {', '.join(str(table.name) for table in generated)}",

@@ -176,7 +176,7 @@ def state(connection: Connection, name: str) -> SlotState | None:
     )
 
 
-def tell_of_decoding(connection: Connection) -> None:
+def log_decoding_switch(connection: Connection) -> None:
     """Log what the first and the last logical slot switch on and off, if the server decodes its log on demand."""
     level = value(connection, "current_setting('wal_level')")
     if decodes_on_demand(connection, level):

@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 def advise(connection: Connection, tables: Sequence[Table]) -> None:
     """Log every warning that applies."""
     _warn_of_version(connection.info.server_version)
-    slots.tell_of_decoding(connection)
+    slots.log_decoding_switch(connection)
     _warn_of_crashes(connection)
     _warn_of_limits(connection, tables)
     _warn_of_writers(connection)
@@ -233,8 +233,8 @@ def _plans(catalog: Catalog, tables: Sequence[Table], options: TableOptions, pub
     if not why:
         return [_plan(table, options) for table in tables]
     by_keys = options.consistency != "exported"
-    told = [by_keys and known for known in followed(catalog, tables, publication)]
-    return _plans_again(tables, told, options, why)
+    is_followed_by_key = [by_keys and known for known in followed(catalog, tables, publication)]
+    return _plans_again(tables, is_followed_by_key, options, why)
 
 
 def _why_again(catalog: Catalog, tables: Sequence[Table], options: TableOptions) -> str:
@@ -256,9 +256,11 @@ def _why_again(catalog: Catalog, tables: Sequence[Table], options: TableOptions)
     return f"the log does not have the old rows of {name}{more_tables} ({why})"
 
 
-def _plans_again(tables: Sequence[Table], told: Sequence[bool], options: TableOptions, why: str) -> list[TablePlan]:
+def _plans_again(
+    tables: Sequence[Table], is_followed_by_key: Sequence[bool], options: TableOptions, why: str
+) -> list[TablePlan]:
     plans = []
-    for table, is_told in zip(tables, told, strict=True):
+    for table, is_told in zip(tables, is_followed_by_key, strict=True):
         if is_told:
             chosen = "again"
             key = f"{table.key_index} ({', '.join(table.key)})"

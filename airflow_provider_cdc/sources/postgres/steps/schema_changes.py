@@ -277,7 +277,7 @@ def altered_tables(
     def present(catalog: Catalog) -> tuple[tuple[Table, ...], dict[TableName, bool], dict[str, str], set[str]]:
         tables = read_tables(catalog, list(starts))
         has_keys = followed(catalog, tables, standing.name) if keys_only else [True] * len(tables)
-        told = dict(zip(starts, has_keys, strict=True))
+        follows_keys = dict(zip(starts, has_keys, strict=True))
         # The partitions of a tree are known at two points: at the position of the copy, and now. At a position in
         # between, the partitions are unknown, unless the tree has no room for more partitions.
         parents: set[str] = set()
@@ -285,15 +285,15 @@ def altered_tables(
             parents = {str(table.name) for table in tables if table.details["kind"] == "p"}
             parents |= parents_among(catalog, tables)
             parents -= without_room(catalog, tables)
-        return tables, told, states_of(catalog, standing.name, tables), parents
+        return tables, follows_keys, states_of(catalog, standing.name, tables), parents
 
-    tables, told, states, parents = read_catalog(connection, present)
+    tables, follows_keys, states, parents = read_catalog(connection, present)
     reasons: dict[TableName, str] = {}
     joined_later, altered = [], set()
     for table in tables:
         name = str(table.name)
         joined = standing.record.tables.get(name)
-        if not told[table.name]:
+        if not follows_keys[table.name]:
             reasons[table.name] = "the log does not have the keys of its changed rows"
         elif not keys_only and (problem := identity_problem(table)) is not None:
             reasons[table.name] = problem.what

@@ -67,7 +67,7 @@ _A_DAY = 26 * 3600
 _log = logging.getLogger(__name__)
 
 
-def tell_cost(connection: Connection, name: str, record: Standing) -> None:
+def log_retained_log(connection: Connection, name: str, record: Standing) -> None:
     """Report how much of the server's log the standing slot keeps. Warn of settings that would invalidate the slot, or
     that leave the size of the kept log unlimited."""
     slot = slots.state(connection, name)
@@ -144,7 +144,7 @@ def keep_past(settings: ConnectionSettings, plans: Sequence[TablePlan], options:
                 # Drop the slot after any error, because a slot without a record would keep the log unnecessarily.
                 slots.drop_after_error(settings, name, name)
             raise
-        tell_cost(connection, name, record)
+        log_retained_log(connection, name, record)
 
 
 def usable(settings: ConnectionSettings, connection: Connection, name: str) -> Standing | None:
