@@ -9,6 +9,7 @@ import random
 import shutil
 import tempfile
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -64,6 +65,9 @@ AIRFLOW = "tests/dags/"
 
 LOG_FILE_BYTES = 1 << 18
 
+SUMMARY_SECONDS = 300
+"""The duration of a run from which its slowest files are listed."""
+
 LONGEST_FIRST = [ROOT / "tests" / name for name in ("dags", "consistency", "contract", "jobs", "sinks")]
 
 
@@ -103,6 +107,18 @@ def pytest_runtest_call() -> Generator[None, object, object]:
     if WATCH is not None and (seen := WATCH.seen()):
         pytest.fail(f"kernels did what LLVM takes for impossible: {', '.join(seen)}")
     return done
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the files that took longest, to show where the minutes of a whole run go."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for report in (report for reports in terminalreporter.stats.values() for report in reports):
+        if isinstance(report, pytest.TestReport):
+            seconds[report.nodeid.partition("::")[0]] += report.duration
+    if (total := sum(seconds.values())) >= SUMMARY_SECONDS:
+        terminalreporter.section(f"seconds of the slowest files, of {total:,.0f} s of all processes together")
+        for file, spent in sorted(seconds.items(), key=lambda item: -item[1])[:40]:
+            terminalreporter.line(f"{spent:7.0f}  {file}")
 
 
 class PostgresFactory(Protocol):
