@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from airflow_provider_cdc.core.options.lake import CODECS
 from airflow_provider_cdc.core.run.commit_record import Feed, feed_schema
 from airflow_provider_cdc.core.run.manifest import FeedGap
 from airflow_provider_cdc.core.run.staging import StagedFile
@@ -139,13 +140,14 @@ def count(orders: Any) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("library", sorted(SNIPPETS))
-def test_the_snippets_of_the_documents_read_every_row(library: str, lake: Lake, request: Any) -> None:
+def test_the_snippets_of_the_documents_read_every_row_of_each_codec(library: str, lake: Lake, request: Any) -> None:
     names: dict[str, Any] = {}
     if library == "Spark":
         spark: SparkSession = request.getfixturevalue("spark")
         names["spark"] = spark
     elif library != "PyArrow":
         pytest.importorskip(library.lower())
+    lake.codecs = CODECS
     lake.sink.publish(lake.stage(5, count=4))
     first = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert first
@@ -159,6 +161,7 @@ def test_the_snippets_of_a_report_read_the_rows_and_columns_of_the_copy(
     folder: str, tmp_path: Path, request: Any
 ) -> None:
     lake = Lake("parquet", Storage((tmp_path / folder).as_uri()))
+    lake.codecs = CODECS
     lake.sink.publish(lake.stage(5, count=4))
     copy = read_latest(lake.storage.uri, "shop.orders")
     assert copy is not None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.core.options.lake import STOP, LakeOptions
+from airflow_provider_cdc.core.options.lake import CODECS, STOP, LakeOptions
 from airflow_provider_cdc.core.run.manifest import Manifest
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import ConfigurationError
@@ -96,6 +96,7 @@ class LakeSettings:
     source: str = ""
     on_type_change: str = STOP
     on_foreign_commit: str = STOP
+    compression: str = CODECS[0]
 
 
 def settings_of_options(
@@ -106,7 +107,13 @@ def settings_of_options(
     :param format: the format of the run.
     """
     return LakeSettings(
-        format, catalog, options.table_name, source_conn_id, options.on_type_change, options.on_foreign_commit
+        format,
+        catalog,
+        options.table_name,
+        source_conn_id,
+        options.on_type_change,
+        options.on_foreign_commit,
+        options.compression,
     )
 
 

@@ -81,6 +81,7 @@ NEW_PLACES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"sort_by": {"a.b": ["at"]}}, {"tables": [Table("a.b", sort_by=["at"])]}),
     ({"on_type_change": "new_column"}, {"on": On(type_change="new_column")}),
     ({"on_foreign_commit": "replace"}, {"on": On(foreign_commit="replace")}),
+    ({"compression": "snappy"}, {"target": Lake("s3://lake", compression="snappy")}),
     ({"storage_conn_id": "aws"}, {"target": Lake("s3://lake", storage_conn_id="aws")}),
     ({"on_table_error": "skip"}, {"on": On(table_error="skip")}),
     ({"on_schema_change": "fail"}, {"on": On(schema_change="fail")}),

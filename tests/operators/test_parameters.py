@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc import Read
+from airflow_provider_cdc import Lake, Read
 from airflow_provider_cdc.core.options.lake import MergeOptions
 from airflow_provider_cdc.core.options.run import LimitOptions, LockPolicy, StepOptions, TableOptions, checked
-from airflow_provider_cdc.errors import PreflightError
+from airflow_provider_cdc.errors import ConfigurationError, PreflightError
 from airflow_provider_cdc.operators.preflight import PreflightOperator
 
 RIGHT: dict[str, Any] = {
@@ -56,6 +56,7 @@ RIGHT: dict[str, Any] = {
     "sort_by": None,
     "on_type_change": "stop",
     "on_foreign_commit": "stop",
+    "compression": "zstd",
     "storage_conn_id": "",
     "partition_key": "",
     "on_table_error": "fail",
@@ -117,6 +118,7 @@ WRONG: dict[str, list[Any]] = {
     "sort_by": [["id"], {"shop.orders": "id"}],
     "on_type_change": ["Stop", None, "replace"],
     "on_foreign_commit": ["", None, "new_column"],
+    "compression": ["ZSTD", "", None, 1, "lz4"],
     "table_name": ["", None, 5, "table", ".table", "schema."],
     "storage_conn_id": [5, ["lake"]],
     # Airflow would refuse the blank and the long key after the publication. The number 0 may have been the text 00.
@@ -163,6 +165,12 @@ def test_each_value_arrives_where_it_is_used() -> None:
 def test_a_partition_key_that_became_a_number_when_it_was_rendered_is_text_again() -> None:
     for value, key in {"2026-01-01": "2026-01-01", 20260101: "20260101", "": "", None: ""}.items():
         assert checked({**RIGHT, "partition_key": value}).steps.partition_key == key
+
+
+def test_a_misspelt_codec_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(ConfigurationError, match="'zstandard' is not one of zstd, snappy") as refusal:
+        Lake("file:///lake", compression="zstandard")
+    assert refusal.value.hint == "did you mean zstd?"
 
 
 def test_days_alone_remove_nothing_and_are_refused() -> None:

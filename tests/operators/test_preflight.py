@@ -115,6 +115,17 @@ def test_columns_that_some_readers_misread_are_named(
     assert named(format="iceberg") == [alike, "public.odd._pos"]
 
 
+def test_a_codec_that_the_libraries_of_the_worker_lack_is_refused(
+    shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # PyArrow's wheels have all codecs, and builds from source may lack some.
+    monkeypatch.setattr(pa, "Codec", SimpleNamespace(is_available=lambda codec: codec == "snappy"))
+    with pytest.raises(AirflowFailException, match="was built without the codec zstd") as refusal:
+        preflight(tmp_path.as_uri(), tables=[f"{shop}.accounts"])
+    assert "choose one that it has: snappy" in str(refusal.value)
+    preflight(tmp_path.as_uri(), tables=[f"{shop}.accounts"], compression="snappy")
+
+
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from airflow_provider_cdc.core.options.lake import CODECS
 from airflow_provider_cdc.core.positions.facts import Facts, source_of
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import Lsn
@@ -97,6 +98,8 @@ class Lake:
         self.format = format
         self.options: dict[str, str] = {}
         """Further settings of the lake."""
+        self.codecs: tuple[str, ...] = CODECS[:1]
+        """The codecs of the files that a run stages, in turns."""
 
     @property
     def sink(self) -> Sink:
@@ -123,7 +126,7 @@ class Lake:
             for at in range(count):
                 part = f"part-{at:06}"
                 name = f"chunks/{folder_name(table)}/{part}" if place is None else f"{part}-{run_id}"
-                with target.writer(name, schema) as writer:
+                with target.writer(name, schema, self.codecs[at % len(self.codecs)]) as writer:
                     writer.write(pa.table({"id": [number]}, schema))
                 files += writer.files
             kept = () if before is None else before.tables[TABLES.index(table)].added[:2]

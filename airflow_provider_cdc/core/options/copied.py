@@ -11,6 +11,7 @@ import msgspec
 
 from airflow_provider_cdc.core.options.declare import (
     BY_NAME,
+    CODECS,
     COLUMNS,
     CONDITION,
     CONNECTION_OR_EMPTY,
@@ -245,6 +246,16 @@ class Lake(Declaration):
         "`iceberg`: one snapshot of an Iceberg table for each copy, and one cut for each run. A reader of a cut sees "
         "all tables at one position. This format needs the extra `iceberg`.",
         example="parquet or iceberg",
+    )
+    compression: str = option(
+        default=CODECS[0],
+        accepts=one_of(CODECS, ("zstd: smaller files", "snappy: for readers that do not decode zstd")),
+        title="Compression",
+        help="The codec of the Parquet files that a run writes. `zstd` (level 1) makes files of about half the size. "
+        "`snappy`: for readers that do not decode zstd. Files, and columns in files, that a run takes over from the "
+        "last copy keep their codec. The property `write.parquet.compression-codec` of an Iceberg table names the "
+        "codec of its last copy to other writers.",
+        example="zstd or snappy",
     )
     retention: Retention | int | Template = Retention()
     arrays: str = option(

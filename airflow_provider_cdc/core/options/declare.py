@@ -138,7 +138,9 @@ class Option:
         if self.accepts.holds(value):
             return None
         shown = f"a value of type {type(value).__name__}" if value and self.secret else repr(value)
-        return Problem(self.where, f"{shown} is not {self.accepts.what}", f"give {self.example}")
+        alike = get_close_matches(value, self.accepts.schema.get("enum", ()), 1) if isinstance(value, str) else ()
+        hint = f"did you mean {alike[0]}?" if alike else f"give {self.example}"
+        return Problem(self.where, f"{shown} is not {self.accepts.what}", hint)
 
     def of_all_tables(self) -> Option:
         """Return the option with its values by table. Only for an option ``by_table``, which is declared for one."""
@@ -495,6 +497,7 @@ BEGIN_ANEW = "begin_anew"
 CONSISTENCIES = ("auto", "watermark", "lock", "exported", "again")
 FAIL, SKIP = "fail", "skip"
 FIRST_SHARD, BY_NAME = "first_shard", "name"
+CODECS = ("zstd", "snappy")
 FORMATS = ("parquet", "iceberg")
 FULL, CHANGES = "full", "changes"
 NEW_COLUMN, REPLACE = "new_column", "replace"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from airflow_provider_cdc.core.options.arguments import of
 from airflow_provider_cdc.core.options.declare import BY_NAME as BY_NAME
+from airflow_provider_cdc.core.options.declare import CODECS as CODECS
 from airflow_provider_cdc.core.options.declare import (
     CONNECTION,
     CONNECTION_OR_EMPTY,
@@ -35,6 +36,7 @@ class LakeOptions:
     on_type_change: str = of("on_type_change")
     on_foreign_commit: str = of("on_foreign_commit")
     storage_conn_id: str = of("storage_conn_id")
+    compression: str = of("compression")
 
 
 # The options for merged tables: many tables of the source, published as one table.

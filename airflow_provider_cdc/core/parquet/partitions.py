@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from airflow_provider_cdc.core.kernels import Bytes, Int64s, bytes_of, inner, kernel, load8
 from airflow_provider_cdc.core.parquet.file_stats import FileStats
-from airflow_provider_cdc.core.parquet.writer import ROW_GROUP_BYTES, ParquetWriter, StagedFile
+from airflow_provider_cdc.core.parquet.writer import COMPRESSION, ROW_GROUP_BYTES, ParquetWriter, StagedFile
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import BUCKET, IDENTITY, PERIODS, TRUNCATE, PartitionField
 from airflow_provider_cdc.errors import ConfigurationError
@@ -215,7 +215,7 @@ class PartitionedWriter(ParquetWriter):
     :param name: the prefix of the names of the files.
     :param schema: the schema of the files.
     :param fields: the partitioning, by columns of ``schema``.
-    :param digests: and ``key``: as in `ParquetWriter`.
+    :param compression: ``digests`` and ``key``: as in `ParquetWriter`.
     """
 
     def __init__(
@@ -224,11 +224,12 @@ class PartitionedWriter(ParquetWriter):
         name: str,
         schema: pa.Schema,
         fields: Sequence[PartitionField],
+        compression: str = COMPRESSION,
         *,
         digests: bool = False,
         key: str = "",
     ) -> None:
-        super().__init__(run, name, schema, digests=digests, key=key)
+        super().__init__(run, name, schema, compression=compression, digests=digests, key=key)
         self._fields = fields
         self._writers: dict[tuple[PartitionValue, ...], ParquetWriter] = {}
 
@@ -251,7 +252,13 @@ class PartitionedWriter(ParquetWriter):
                 )
             name = f"{self._name}-p{len(self._writers)}"
             self._writers[values] = ParquetWriter(
-                self._run, name, self._schema, self._file_bytes, digests=self._digests, key=self._key
+                self._run,
+                name,
+                self._schema,
+                self._file_bytes,
+                compression=self._compression,
+                digests=self._digests,
+                key=self._key,
             )
         return self._writers[values]
 

@@ -322,13 +322,25 @@ class SplicedFile:
     :param run: the folder that ``name`` is relative to.
     :param schema: the schema of the file.
     :param key: as in `ParquetWriter`.
+    :param compression: the codec of the replaced columns. The other columns keep theirs: in Parquet, each column of a
+        row group has a codec of its own.
     :raises UnknownFooter: the footer of the source file cannot be decoded, or the file was written with other settings
         than new files; nothing was written.
     """
 
-    def __init__(self, run: Storage, name: str, schema: pa.Schema, folder: Storage, source: str, key: str = "") -> None:
+    def __init__(
+        self,
+        run: Storage,
+        name: str,
+        schema: pa.Schema,
+        folder: Storage,
+        source: str,
+        key: str = "",
+        compression: str = COMPRESSION,
+    ) -> None:
         self._run = run
         self._key = key
+        self._compression = compression
         self._name = name
         self._schema = schema
         self._input = folder.filesystem.open_input_file(folder.path(source))
@@ -398,9 +410,8 @@ class SplicedFile:
         with pq.ParquetWriter(
             sink,
             columns.schema,
-            compression=COMPRESSION,
             use_dictionary=repetitive(columns),
-            **format_options(columns.schema),
+            **format_options(columns.schema, self._compression),
         ) as writer:
             writer.write_table(columns, row_group_size=columns.num_rows)
         data = sink.getvalue()
@@ -415,7 +426,7 @@ class SplicedFile:
 def _written_now(schema: pa.Schema) -> Footer:
     """Return the footer of a file without rows, written with the present settings."""
     sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, schema, compression=COMPRESSION, **format_options(schema)):
+    with pq.ParquetWriter(sink, schema, **format_options(schema, COMPRESSION)):
         pass
     return _footer_of(pa.BufferReader(sink.getvalue()))
 

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from airflow_provider_cdc.core.digest.totals import Digest
+from airflow_provider_cdc.core.options.declare import CODECS
 from airflow_provider_cdc.core.parquet.file_stats import file_stats, key_range
 from airflow_provider_cdc.core.parquet.lake_types import has_field_ids
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -23,10 +24,12 @@ ROW_GROUP_BYTES = 64 * 2**20
 """The size of a row group, in Arrow bytes. This size limits the memory of one writer, which holds these bytes and at
 most as many encoded bytes."""
 
-COMPRESSION = "snappy"
-"""The cheapest codec that all readers support."""
+COMPRESSION = CODECS[0]
+"""The codec of data files, unless the option ``compression`` names another one."""
 QUICKEST = "lz4"
 """A codec with which files are as small as with snappy, and faster to read. Older readers do not support this codec."""
+_LEVELS = {"zstd": 1}
+"""The levels of codecs that have levels."""
 
 _SAMPLE_ROWS = 4096
 _PAYS_BELOW = 1 / 8
@@ -81,6 +84,7 @@ class ParquetWriter:
     :param run: the folder that ``name`` is relative to.
     :param name: the prefix of the file names.
     :param schema: the schema of the files.
+    :param compression: the codec, by its name in PyArrow.
     :param digests: whether to compute the digest of the rows of each file.
     :param key: the first key column, whose least and greatest value is noted; empty: none.
     """
@@ -172,7 +176,7 @@ class _OpenFile:
         run: Storage,
         name: str,
         first: pa.Table,
-        compression: str = COMPRESSION,
+        compression: str,
         *,
         digests: bool = False,
         key: str = "",
@@ -191,10 +195,9 @@ class _OpenFile:
         self._writer = pq.ParquetWriter(
             self._stream,
             first.schema,
-            compression=compression,
             use_dictionary=repetitive(first),
             metadata_collector=self._metadata,
-            **format_options(first.schema),
+            **format_options(first.schema, compression),
         )
 
     @property
@@ -262,10 +265,14 @@ class CheckedStream:
         self._stream.close()
 
 
-def format_options(schema: pa.Schema) -> dict[str, Any]:
-    """Return options of the Parquet writer for files of ``schema``. The specifications of table formats require these
-    options."""
-    return {"store_decimal_as_integer": True} if has_field_ids(schema) else {}
+def format_options(schema: pa.Schema, compression: str) -> dict[str, Any]:
+    """Return options of the Parquet writer for files of ``schema``: the codec, and what the specifications of table
+    formats require."""
+    return {
+        "compression": compression,
+        "compression_level": _LEVELS.get(compression),
+        **({"store_decimal_as_integer": True} if has_field_ids(schema) else {}),
+    }
 
 
 def encoded_stats(metadata: pq.FileMetaData, schema: pa.Schema) -> str:
@@ -290,9 +297,9 @@ def _is_plain(kind: pa.DataType) -> bool:
     return not (pa.types.is_boolean(kind) or pa.types.is_nested(kind))
 
 
-def write_empty(run: Storage, name: str, schema: pa.Schema) -> StagedFile:
+def write_empty(run: Storage, name: str, schema: pa.Schema, compression: str = COMPRESSION) -> StagedFile:
     """Write a file without rows, with exactly this name."""
-    written = _OpenFile(run, name, schema.empty_table(), digests=True).close()
+    written = _OpenFile(run, name, schema.empty_table(), compression, digests=True).close()
     run.sync(name.rpartition("/")[0])
     return written
 

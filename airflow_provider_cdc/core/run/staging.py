@@ -32,16 +32,20 @@ _CHECKED_BYTES = 8 * 2**20
 
 @dataclass(frozen=True)
 class Staging:
-    """The private files of a run, in ``folder``. The object is sent to executors."""
+    """The private files of a run, in ``folder``. The object is sent to executors.
+
+    ``compression`` is the codec of the files that may be published (`core.options.lake.LakeOptions.compression`).
+    """
 
     folder: Storage
+    compression: str = COMPRESSION
 
     @contextmanager
     def writer(
         self,
         name: str,
         schema: pa.Schema,
-        compression: str = COMPRESSION,
+        compression: str = "",
         *,
         one_file: bool = False,
         digests: bool = False,
@@ -49,14 +53,13 @@ class Staging:
     ) -> Iterator[ParquetWriter]:
         """Write rows to files whose names begin with ``name``. If an error is raised, the written files are not valid.
 
-        :param compression: `QUICKEST` if only the run itself reads the files.
+        :param compression: `QUICKEST` if only the run itself reads the files. Empty: the codec of published files.
         :param one_file: write one file, however large it becomes.
         :param digests: and ``key``: as in `ParquetWriter`.
         """
         most: dict[str, Any] = {"file_bytes": sys.maxsize} if one_file else {}
-        writer = ParquetWriter(
-            self.folder, _own(name), schema, **most, compression=compression, digests=digests, key=key
-        )
+        codec = compression or self.compression
+        writer = ParquetWriter(self.folder, _own(name), schema, **most, compression=codec, digests=digests, key=key)
         yield from _written(self.folder, name, writer)
 
     @contextmanager
@@ -70,9 +73,8 @@ class Staging:
         # Import the compiled kernels late, because readers of a lake import this module, too.
         from airflow_provider_cdc.core.parquet.partitions import PartitionedWriter
 
-        yield from _written(
-            self.folder, name, PartitionedWriter(self.folder, _own(name), schema, fields, digests=True, key=key)
-        )
+        writer = PartitionedWriter(self.folder, _own(name), schema, fields, self.compression, digests=True, key=key)
+        yield from _written(self.folder, name, writer)
 
     @contextmanager
     def spliced(
@@ -84,7 +86,8 @@ class Staging:
         :raises UnknownFooter: the source file cannot be spliced; nothing was written.
         """
         with convert_store_errors(self.folder.uri_of(name)):
-            file = SplicedFile(self.folder, f"{_own(name)}-0.parquet", schema, folder, source, key)
+            own = f"{_own(name)}-0.parquet"
+            file = SplicedFile(self.folder, own, schema, folder, source, key, self.compression)
             try:
                 yield file
             except BaseException:
@@ -94,7 +97,7 @@ class Staging:
     def write_empty(self, name: str, schema: pa.Schema) -> StagedFile:
         """Write a file without rows, which shows the schema of an empty table. The name of the file begins with
         ``name``."""
-        return write_empty(self.folder, f"{_own(name)}.parquet", schema)
+        return write_empty(self.folder, f"{_own(name)}.parquet", schema, self.compression)
 
     def difference(self, file: StagedFile) -> str:
         """Read a whole file, and return how it differs from its record. The result is empty if the file does not

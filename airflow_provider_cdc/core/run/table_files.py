@@ -51,7 +51,7 @@ class TableFileWriter:
     def together(self) -> Iterator[TableFileWriter]:
         """Write many small files, which are flushed to disk together; see `Storage.together`."""
         with self.staging.folder.together() as folder:
-            yield replace(self, staging=Staging(folder))
+            yield replace(self, staging=replace(self.staging, folder=folder))
 
     @contextmanager
     def writer(self, work: str, part: str) -> Iterator[ParquetWriter]:
@@ -113,7 +113,7 @@ class TableFileWriter:
 def table_files(staging: Staging, entry: RunTable, schema: pa.Schema) -> TableFileWriter:
     """Return the writer of the data files of one table of a run.
 
-    :param staging: the run's own folder.
+    :param staging: the run's own folder, with the codec of the files.
     :param schema: the result of `Source.arrow_schema` for the table.
     """
     published = published_schema(entry.table, schema)
@@ -121,7 +121,7 @@ def table_files(staging: Staging, entry: RunTable, schema: pa.Schema) -> TableFi
     if entry.place is None:
         return TableFileWriter(staging, published, published, table, "", key)
     run_id = staging.folder.uri.rpartition("/")[2]
-    place, data = entry.place, Staging(Storage(entry.place.folder))
+    place, data = entry.place, replace(staging, folder=Storage(entry.place.folder))
     schema = place.schema(published)
     return TableFileWriter(data, published, schema, table, run_id, key, place.location, place.partition)
 

@@ -96,7 +96,7 @@ class Step:
 
     @property
     def staging(self) -> Staging:
-        return Staging(self.folder)
+        return Staging(self.folder, self.manifest.options.lake.compression)
 
     def files_of(self, index: int) -> TableFileWriter:
         """The data files of the table with this index."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_provider_cdc.core.checks import Check, Moment, Raised, problems_of
+from airflow_provider_cdc.core.options.lake import CODECS
 from airflow_provider_cdc.core.options.run import RunOptions
 from airflow_provider_cdc.core.positions.facts import source_of
 from airflow_provider_cdc.core.run.run import scratch_of
@@ -133,6 +134,16 @@ def _target(context: ParametersContext) -> None:
     context.places = Places(lake, scratch_of(lake.uri), sink)
 
 
+def _codec(context: ParametersContext) -> Iterable[Problem]:
+    import pyarrow as pa
+
+    codec = context.options.steps.lake.compression
+    if not pa.Codec.is_available(codec):
+        available = ", ".join(one for one in CODECS if pa.Codec.is_available(one))
+        what = f"PyArrow {pa.__version__} on this worker was built without the codec {codec}"
+        yield Problem("parameter compression (Lake.compression)", what, f"choose one that it has: {available}")
+
+
 def _log_conditional_writes(folder: Storage) -> None:
     if folder.filesystem.type_name in ("s3", "gcs", "abfs"):
         how = (
@@ -213,6 +224,13 @@ PLACES: tuple[Check[ParametersContext], ...] = (
         _WHEN,
         "correct `target`, or grant Airflow's account write access to this folder",
         _errors_of(_target, "parameter target"),
+    ),
+    Check(
+        "target.codec",
+        "PyArrow on the worker has the codec of the files.",
+        _WHEN,
+        "choose another `Lake.compression`, or install a PyArrow that has this codec, also on Spark's machines",
+        _codec,
     ),
     Check(
         "target.scratch",

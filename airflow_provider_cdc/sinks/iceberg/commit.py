@@ -43,6 +43,7 @@ from airflow_provider_cdc.core.copies.head import (
     is_of_another,
     known_source,
 )
+from airflow_provider_cdc.core.parquet.writer import COMPRESSION
 from airflow_provider_cdc.core.run.manifest import Place
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, FileDamaged, PublishIncomplete
 from airflow_provider_cdc.sinks.iceberg.catalog import COMPLETE, Identifier, commit_unknown, load_table, name_of, send
@@ -58,6 +59,7 @@ from airflow_provider_cdc.sinks.iceberg.layout import (
 )
 from airflow_provider_cdc.sinks.iceberg.producer import replace_files
 from airflow_provider_cdc.sinks.iceberg.table import (
+    CODEC,
     HEAD,
     RUN_ID,
     check_version,
@@ -86,7 +88,8 @@ class TableCommit:
     ``wanted`` has all data files of the copy by URI, each with its record. The record is None if the copy takes over
     the file from the snapshot of the run ``base``. ``deletes`` has the records of the position-delete files, by the URI
     of the data file. ``properties`` are further properties of the snapshot. If ``replaces_foreign`` is set, the copy
-    replaces the rows that other programs changed. Otherwise, such rows stop the run.
+    replaces the rows that other programs changed. Otherwise, such rows stop the run. ``compression`` is the codec that
+    the table then names to other writers.
     """
 
     copy: Copy
@@ -96,6 +99,7 @@ class TableCommit:
     deletes: Mapping[str, DataFile] = field(default_factory=dict)
     replaces_foreign: bool = False
     properties: Mapping[str, str] = field(default_factory=dict)
+    compression: str = COMPRESSION
 
 
 @dataclass(frozen=True)
@@ -257,7 +261,8 @@ def _stage(table: Table, commit: TableCommit, where: str) -> _Staged:
         ) from error
     updates = (*transaction._updates, *updates, _tag(run_id, snapshot_id))
     if takes_head:
-        updates += (SetPropertiesUpdate(updates={HEAD: copy}), *columns_update(table, identities))
+        named = SetPropertiesUpdate(updates={HEAD: copy, CODEC: commit.compression})
+        updates += (named, *columns_update(table, identities))
         updates += order_updates(transaction.table_metadata, recorded_order(commit.place))
     else:
         updates += schema_back(transaction, table)

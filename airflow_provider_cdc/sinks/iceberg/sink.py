@@ -299,7 +299,8 @@ class IcebergSink:
         copy = replace(record_of(publication, change, _uri_of(change)), files=())
         replaces_foreign = self._settings.on_foreign_commit == REPLACE
         digest = properties_of(change.certificate)
-        return TableCommit(copy, place, wanted, change.base, deletes, replaces_foreign, digest)
+        codec = self._settings.compression
+        return TableCommit(copy, place, wanted, change.base, deletes, replaces_foreign, digest, codec)
 
     @answered("catalog")
     def copy_folder(self, run_id: str, table: TableName) -> Storage:

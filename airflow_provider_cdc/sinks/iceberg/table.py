@@ -47,6 +47,8 @@ _PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
 }
+CODEC = "write.parquet.compression-codec"
+"""The property of a table that tells other writers the codec of the data files."""
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
 _UUID, _SCHEMA, _IDENTIFIER, _LOCATION, _COLUMNS = "table_uuid", "schema", "identifier", "location", "columns"
 _SPEC, _ORDER, _NAMES_BEFORE = "partition_spec_id", "sort_order", "names_before"

@@ -27,6 +27,7 @@ BENCHES = {
     "truth": "the contents of copies under writes, compared with the source's log, on both databases",
     "spool": "the changes of a run after its last read, with and without the spool, on both databases",
     "resume": "the share of its reading that a run keeps if it is killed, on both databases",
+    "codecs": "the size of copies with each codec, and the CPU time of writing and reading them",
     "memory": "the peak memory of each Spark worker, by the number of rows",
 }
 

@@ -52,7 +52,7 @@ def test_files_and_row_groups_are_bounded_and_hold_every_row_once(
     run: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parquet_writer, "ROW_GROUP_ROWS", 100)
-    writer = ParquetWriter(run, "chunks/t/part-000000", SCHEMA, file_bytes=4000)
+    writer = ParquetWriter(run, "chunks/t/part-000000", SCHEMA, file_bytes=2000)
     for start in range(0, 1000, 30):
         writer.write(rows(start, 30))
     writer.close()

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from airflow_provider_cdc.core.options.lake import LakeOptions
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.parquet import writer
 from airflow_provider_cdc.core.run.manifest import TablePlan
@@ -106,6 +107,30 @@ def nights(here: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
         return here(source, source.end, run_id=run_id_of(number), bases=bases, format="iceberg")
 
     return next_night
+
+
+def test_the_table_names_the_codec_of_the_last_copy_to_other_writers(here: MakeRunner) -> None:
+    source = HistorySource(History([inserted(*ROWS)]), 1)
+    for number, codec in enumerate(("zstd", "snappy")):
+        source.history.entries.append(Entry("commit", tuple(updated(number))))
+        source.end = len(source.history.entries)
+        bases = dict.fromkeys(NAMES, run_id_of(0)) if number else None
+        night = here(
+            source,
+            source.end,
+            run_id=run_id_of(number),
+            bases=bases,
+            format="iceberg",
+            lake=LakeOptions(compression=codec),
+        )
+        night.all()
+        check(night)
+        table, _ = snapshot_of(night, ORDERS)
+        assert table.properties["write.parquet.compression-codec"] == codec
+        written = [name for name in files_of(night)[0] if run_id_of(number) in name]
+        groups = [pq.read_metadata(name.removeprefix("file://")).row_group(0) for name in written]
+        # The changed column of a spliced file has the new codec.
+        assert codec.upper() in {group.column(at).compression for group in groups for at in range(group.num_columns)}
 
 
 def updated(*numbers: int, state: str = "paid", before: str = "new") -> list[Change]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from airflow_provider_cdc.core.options.lake import LakeOptions
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.parquet import splice, writer
 from airflow_provider_cdc.core.parquet.splice import SplicedFile
@@ -164,6 +168,41 @@ def test_a_file_in_which_rows_were_changed_keeps_all_rows_whoever_wrote_it(
     assert night.published() == night.expected()
     # The row groups of a file with four changed rows: each is unchanged, or has one of three columns encoded again.
     assert (set(encoded) == {0, 1} and encoded.count(1) >= 3) if known else not encoded
+
+
+def codecs(folder: Storage, name: str) -> list[set[str]]:
+    """The codecs of the columns of each row group of a file."""
+    metadata = pq.read_metadata(folder.path(name))
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    return [{group.column(number).compression for number in range(group.num_columns)} for group in groups]
+
+
+@pytest.mark.parametrize("spliced", [True, False])
+def test_a_copy_of_another_codec_is_rolled_forward_and_kept_files_keep_their_codec(
+    here: MakeRunner, monkeypatch: pytest.MonkeyPatch, spliced: bool
+) -> None:
+    source = HistorySource(History([inserted(*ROWS)]), 1)
+    source.end = 1
+    here(source, 1, run_id=FIRST, lake=LakeOptions(compression="snappy")).all()
+    # The row of one file is updated, or a row between its rows is inserted: then the whole file is written again.
+    change = (0, ROWS[7], (ROWS[7][0], "paid", "x" * 9)) if spliced else (0, None, (ROWS[7][0] + 1, "paid", ""))
+    source.history.entries.append(Entry("commit", (change,)))
+    source.end = 2
+    night = here(source, 2, run_id=SECOND, bases=dict.fromkeys(NAMES, FIRST), lake=LakeOptions(compression="zstd"))
+    night.all()
+    assert night.published() == night.expected()
+    before, now = (Storage(night.target.uri_of(f"{NAMES[0]}/snapshot={run}")) for run in (FIRST, SECOND))
+    assert all(one == {"SNAPPY"} for name in before.files() for one in codecs(before, name))
+    kept = set(before.files()) & set(now.files())
+    assert len(kept) == len(before.files()) - 1
+    written = [group for name in set(now.files()) - kept for group in codecs(now, name)]
+    # In a spliced file, only the replaced column of the row group with the changed row has the new codec.
+    mixed = {"SNAPPY", "ZSTD"}
+    assert written.count(mixed) == 1 if spliced else all(group == {"ZSTD"} for group in written)
+    # Engines that share no code with the package read both codecs, also in one file.
+    files = [now.path(name) for name in now.files()]
+    for rows in (duckdb.read_parquet(files).fetchall(), pl.read_parquet(files).rows()):
+        assert Counter(rows) == night.expected()[0]
 
 
 def test_a_keyless_row_that_the_copy_lacks_stops_the_run(here: MakeRunner) -> None:
