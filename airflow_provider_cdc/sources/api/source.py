@@ -16,12 +16,15 @@ executors. Each call that needs a session opens a session. `Source` itself has n
 
 from __future__ import annotations
 
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 from airflow_provider_cdc.core.options.run import AS_DECLARED, LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.positions.as_of import AsOf
@@ -1062,10 +1065,15 @@ class Source(Planning, Starts, Reading, Log):
 # The settings of a connection to a source.
 
 
+TLS_FILES = ("ca", "cert", "key", "server_key")
+"""The settings in ``ConnectionSettings.tls`` that are paths of files."""
+
+
 @dataclass(frozen=True)
 class ConnectionSettings:
     """The settings of a connection to a source. ``password`` never appears in a repr. ``options`` has settings that are
-    specific to one kind of source, such as ``publication`` (the name of an existing publication).
+    specific to one kind of source, such as ``publication`` (the name of an existing publication). ``files`` has the
+    contents of the files that ``tls`` names, for machines without these files.
 
     ``tls`` has paths and modes for the driver: ``mode`` (``disabled``, ``preferred``, ``required``, ``verify_ca``,
     ``verify_identity``), ``ca``, ``cert`` and ``key``. ``sources.session`` and the kind of source define more
@@ -1080,8 +1088,40 @@ class ConnectionSettings:
     database: str = ""
     tls: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.files:
+            paths = {name: _in_memory(content) for name, content in self.files.items()}
+            object.__setattr__(self, "tls", {**self.tls, **paths})
+
+    def __reduce__(self) -> Any:
+        # Each process that gets the settings has its own paths.
+        return type(self), tuple(getattr(self, one.name) for one in fields(self))
+
+    def with_files(self) -> ConnectionSettings:
+        """Return the settings for another machine, with the contents of the files.
+
+        :raises ConfigurationError: a file cannot be read.
+        """
+        try:
+            files = {name: Path(path).read_text() for name in TLS_FILES if (path := self.tls.get(name))}
+        except OSError as error:
+            hint = "correct the path, or give this process the right to read the file"
+            raise ConfigurationError(str(error), where=self.address, hint=hint) from error
+        return replace(self, files=files)
 
     @property
     def address(self) -> str:
         """``user@host:port``, for messages."""
         return f"{self.user}@{self.host}:{self.port}"
+
+
+@cache
+def _in_memory(content: str) -> str:
+    """Return the path of a file with this content. The file is only in the memory of this process."""
+    file = os.memfd_create("tls")
+    os.write(file, content.encode())
+    # PostgreSQL's library refuses a key that others may read.
+    os.fchmod(file, 0o600)
+    return f"/proc/self/fd/{file}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import pickle
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -130,6 +131,21 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Strict]:
 @pytest.mark.parametrize("way", [*WAYS, "our own TLS"])
 def test_the_right_certificate_logs_in(way: str, strict: Strict) -> None:
     with strict.open(way, strict.authority.issue(USER)):
+        pass
+
+
+@pytest.mark.parametrize("way", [*WAYS, "our own TLS"])
+def test_a_machine_without_the_files_gets_their_contents_with_the_settings(
+    way: str, strict: Strict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls = {name: tmp_path / name for name in ("ca", "cert", "key")}
+    for name, path in ({"ca": strict.ca} | strict.authority.issue(USER)).items():
+        tls[name].write_bytes(Path(path).read_bytes())
+    sent = pickle.dumps(strict.settings({name: str(path) for name, path in tls.items()}).with_files())
+    for path in tls.values():
+        path.unlink()
+    monkeypatch.setattr(Strict, "settings", lambda *_: pickle.loads(sent))
+    with strict.open(way, {}):
         pass
 
 
