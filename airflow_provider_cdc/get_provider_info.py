@@ -45,6 +45,43 @@ _SETTINGS: Mapping[str, Mapping[str, Any]] = {
 """The options of the section ``cdc`` of Airflow's configuration."""
 
 
+SPARK_LAUNCHERS = ("emr_serverless",)
+SPARK_FIELDS: Mapping[str, Any] = {
+    "launcher": {
+        "label": "Platform",
+        "description": "What runs the Spark jobs.",
+        "schema": {"type": ["string", "null"], "enum": [None, *SPARK_LAUNCHERS]},
+    },
+    "conn_id": {
+        "label": "Connection to the platform",
+        "description": "The id of the connection to the platform, of type aws. Empty: what the environment has.",
+        "schema": {"type": ["string", "null"]},
+    },
+    "application_id": {
+        "label": "Application",
+        "description": "The id of the EMR Serverless application.",
+        "schema": {"type": ["string", "null"]},
+    },
+    "execution_role_arn": {
+        "label": "Role of the jobs",
+        "description": "The ARN of the role with which the jobs reach the lake.",
+        "schema": {"type": ["string", "null"]},
+    },
+    "archive": {
+        "label": "Archive of packages",
+        "description": "The URI of the archive that `python -m airflow_provider_cdc.bundle` wrote. Empty: the image of "
+        "the application has the packages.",
+        "schema": {"type": ["string", "null"]},
+    },
+    "limit_minutes": {
+        "label": "Time limit",
+        "description": "The longest time that a job may take, in minutes. Default: 1440.",
+        "schema": {"type": ["string", "integer", "null"]},
+    },
+}
+"""The fields of a connection of type ``cdc_spark``."""
+
+_SPARK_HOOK = "airflow_provider_cdc.hooks.spark.CdcSparkHook"
 _CATALOG_HOOK = "airflow_provider_cdc.hooks.catalog.CdcCatalogHook"
 
 
@@ -66,7 +103,9 @@ def get_provider_info() -> dict[str, Any]:
         "hooks": [
             {
                 "integration-name": "CDC",
-                "python-modules": [*(kind.hook.rpartition(".")[0] for kind in KINDS), _CATALOG_HOOK.rpartition(".")[0]],
+                "python-modules": [
+                    hook.rpartition(".")[0] for hook in (*(kind.hook for kind in KINDS), _CATALOG_HOOK, _SPARK_HOOK)
+                ],
             },
         ],
         "operators": [
@@ -107,7 +146,7 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "extra-links": ["airflow_provider_cdc.links.report.ReportLink"],
         "notifications": ["airflow_provider_cdc.notifications.failure.FailureNotifier"],
-        "connection-types": [*(_connection_type(kind) for kind in KINDS), _catalog_type()],
+        "connection-types": [*(_connection_type(kind) for kind in KINDS), _catalog_type(), _spark_type()],
         "config": {
             "cdc": {
                 "description": f"Settings of airflow-provider-cdc; see {_DOCUMENTATION}/options/.",
@@ -138,4 +177,18 @@ def _catalog_type() -> dict[str, Any]:
         "hook-name": "Iceberg catalog (CDC)",
         "ui-field-behaviour": dict(FORM),
         "conn-fields": {name: dict(field) for name, field in FIELDS.items()},
+    }
+
+
+def _spark_type() -> dict[str, Any]:
+    return {
+        "connection-type": "cdc_spark",
+        "hook-class-name": _SPARK_HOOK,
+        "hook-name": "Spark platform (CDC)",
+        "ui-field-behaviour": {
+            "hidden-fields": ["extra", "port", "host", "schema", "login", "password"],
+            "relabeling": {},
+            "placeholders": {},
+        },
+        "conn-fields": {name: dict(field) for name, field in SPARK_FIELDS.items()},
     }

@@ -122,7 +122,7 @@ def _missing(run: Run, sink: Sink) -> list[str]:
 
 _WITHOUT_MANIFEST = {
     *WORK_FOLDERS,
-    *("commit", "control", "done", "errors", "ledger", "steps", MARKS),
+    *("commit", "control", "done", "errors", "ledger", "remote", "steps", MARKS),
     *("progress.json", "published.json", "timeline.json", "report.html", "report.md", DAG_RUN),
 }
 """What a task that resumes after the removal of its run may write into the run's folder."""

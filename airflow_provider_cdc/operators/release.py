@@ -59,7 +59,11 @@ class ReleasingOperator(RendersClearly):
     def release(self, run: Storage, settings: ConnectionSettings) -> None:
         """Drop the run's slot and publication. Errors are only logged, so that they do not hide the error of the
         task."""
+        # Imported late, because DAG files are parsed continually.
+        from airflow_provider_cdc.operators.spark.launchers.remote import revoke_jobs
+
         try:
+            revoke_jobs(run)
             source = open_source(settings)
             release_what_is_kept(run, source.release)
         except Exception as error:

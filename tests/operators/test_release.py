@@ -32,6 +32,7 @@ from airflow_provider_cdc.operators.extract_delta import ExtractDeltaOperator
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from airflow_provider_cdc.operators.spark.launchers.client.launcher import ClientLauncher
+from airflow_provider_cdc.operators.spark.launchers.registry import Job
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.slots import waits
 from harness.postgres_server import PostgresServer
@@ -202,12 +203,12 @@ def test_a_killed_step_releases_the_slot_before_it_waits_for_spark(
     seen: list[tuple[str, bool, int]] = []
 
     class Ending(ClientLauncher):
-        def cancel(self, job: str, *, wait_seconds: float = 0.0) -> None:
-            seen.append((job, wait_seconds > 0, kept(postgres)))
+        def cancel(self, job: Job, *, wait_seconds: float = 0.0) -> None:
+            seen.append((job.id, wait_seconds > 0, kept(postgres)))
 
     operator = SnapshotOperator(task_id="snapshot", source_conn_id="shop", run_uri=run.uri)
     operator.will_release(run, source.settings, context)
-    operator._job = Ending("spark", {}, {}, None), "7"
+    operator._job = Ending("spark", {}, {}, None), Job("7", "token")
     operator.on_kill()
     assert seen == [("7", False, 1), ("7", True, 0)]
 

@@ -424,7 +424,8 @@ class Spark(Declaration):
         kw_only=False,
         accepts=CONNECTION,
         title="Spark",
-        help="Connection to Spark: local, standalone, or any cluster in client mode.",
+        help="Connection to Spark: of type `spark` (local, standalone, or any cluster in client mode), or of type "
+        "`cdc_spark` (EMR Serverless).",
         example="text such as spark_default",
     )
     conf: Mapping[str, object] | Template | None = option(

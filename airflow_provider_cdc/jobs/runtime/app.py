@@ -26,9 +26,11 @@ from airflow_provider_cdc.jobs.runtime.driver import (
     from_argument,
     settings_from_environment,
     storage_from_environment,
+    take_over,
 )
 from airflow_provider_cdc.jobs.runtime.java_errors import hint_for, last_cause
 from airflow_provider_cdc.jobs.runtime.progress import log
+from airflow_provider_cdc.jobs.runtime.remote import Output, ask, watch
 from airflow_provider_cdc.jobs.runtime.retry import is_transient
 from airflow_provider_cdc.jobs.runtime.session import open_session
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
@@ -66,9 +68,26 @@ def main(task_id: str, job: Job, arguments: Sequence[str] | None = None) -> None
     parser.add_argument("--run-uri", required=True, help="the folder of the run: <target>/_runs/<run_id>")
     parser.add_argument("--then", action="append", default=[], help="a step to execute afterwards; may be repeated")
     parser.add_argument("--within", type=float, default=0.0, help="seconds after which no further step is started")
-    arguments_given = parser.parse_args(arguments)
-    run_uri, began = from_argument(arguments_given.run_uri), time.monotonic()
+    parser.add_argument("--token", default=os.environ.get(TRY_VARIABLE, ""), help="identifies the try")
+    parser.add_argument("--nonce", default="", help="with this, the driver asks Airflow for its settings")
+    parser.add_argument("--deadline", type=int, default=0, help="Unix time at which a driver with a nonce ends")
+    given = parser.parse_args(arguments)
+    output = Output(given.token)
     try:
+        _run(task_id, job, given, output)
+    finally:
+        output.flush()
+
+
+def _run(task_id: str, job: Job, given: argparse.Namespace, output: Output) -> None:
+    run_uri, began = from_argument(given.run_uri), time.monotonic()
+    try:
+        if given.nonce:
+            # Until the settings of the store are known, the environment has them.
+            run = Storage(run_uri)
+            output.start(run)
+            watch(run, given.token, given.deadline, output)
+            take_over(ask(run, given.token, given.nonce))
         install(storage_from_environment())
         run = Storage(run_uri)
         settings = settings_from_environment()
@@ -76,14 +95,14 @@ def main(task_id: str, job: Job, arguments: Sequence[str] | None = None) -> None
         try:
             result = job(spark, run, settings)
             log(f"{task_id}: done in {duration(result.seconds)}")
-            _go_on(arguments_given.then, began + arguments_given.within, spark, run, settings)
+            _go_on(given.then, began + given.within, spark, run, settings)
         finally:
             spark.stop()
     except CdcError as error:
-        _fail(task_id, run_uri, error)
+        _fail(task_id, run_uri, given.token, error)
     except Exception as error:
         traceback.print_exc(file=sys.stderr)
-        _fail(task_id, run_uri, _unforeseen(task_id, error))
+        _fail(task_id, run_uri, given.token, _unforeseen(task_id, error))
 
 
 def _end_with_parent() -> None:
@@ -138,12 +157,12 @@ def _unforeseen(task_id: str, error: Exception) -> CdcError:
     return TerminalError(what, where=where, hint="this is a defect: report it with the trace in this log")
 
 
-def _fail(task_id: str, run_uri: str, error: CdcError) -> NoReturn:
+def _fail(task_id: str, run_uri: str, token: str, error: CdcError) -> NoReturn:
     terminal = isinstance(error, TerminalError)
     log(f"{task_id} failed: {type(error).__name__}: {error}")
     record = records.Failure(type(error).__name__, str(error), terminal)
     try:
-        records.write(Storage(run_uri), error_file(task_id, os.environ.get(TRY_VARIABLE, "")), record)
+        records.write(Storage(run_uri), error_file(task_id, token), record)
     except (CdcError, OSError) as also:
         # Even without the record, the caller gets the exit code and the output.
         log(f"{task_id}: could not record the error in {run_uri}: {also}")

@@ -39,6 +39,15 @@ PACKAGE_VARIABLE = "CDC_PACKAGE"
 ``spark-submit`` sends the zip."""
 
 
+_handed: dict[str, str] = {}
+"""Variables that this process did not get in its environment, and that its child processes do not inherit."""
+
+
+def take_over(variables: Mapping[str, str]) -> None:
+    """Set variables of `to_environment` that this process got in another way than by its environment."""
+    _handed.update(variables)
+
+
 def has_user_entry() -> bool:
     """Return whether the user of this process has an entry in passwd. In OpenShift, it has none."""
     try:
@@ -133,14 +142,14 @@ def storage_from_environment(environment: Mapping[str, str] = os.environ) -> Sto
 
     :raises ConfigurationError: the variable does not contain settings.
     """
-    if not environment.get(STORAGE_VARIABLE):
+    if not {**environment, **_handed}.get(STORAGE_VARIABLE):
         return None
     return _from_environment(STORAGE_VARIABLE, StorageSettings, environment)
 
 
 def _from_environment(variable: str, kind: type[Settings], environment: Mapping[str, str]) -> Settings:
     hint = "start the app through its operator, which sets it from the Airflow connection"
-    text = environment.get(variable)
+    text = {**environment, **_handed}.get(variable)
     if not text:
         raise ConfigurationError(f"the environment variable {variable} is not set", hint=hint)
     try:

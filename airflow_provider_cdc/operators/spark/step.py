@@ -20,12 +20,13 @@ from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestEr
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.catalog import lake_settings
 from airflow_provider_cdc.hooks.storage import accessing_storage
-from airflow_provider_cdc.jobs.runtime.driver import done_file, error_file, to_argument
+from airflow_provider_cdc.jobs.runtime.driver import done_file, error_file
 from airflow_provider_cdc.links.report import ReportLink
 from airflow_provider_cdc.operators.arguments.types import TaskArguments
 from airflow_provider_cdc.operators.base import dag_run_name, push_xcoms, same_run
 from airflow_provider_cdc.operators.release import ReleasingOperator
 from airflow_provider_cdc.operators.spark.launchers.registry import (
+    Job,
     Phase,
     SparkLauncher,
     SparkRequest,
@@ -170,7 +171,7 @@ class SparkStepOperator(ReleasingOperator):
     operator_extra_links = (ReportLink(),)
     report_uri = ""
     """The URI of the report. It is set when the run is published, or when the step has failed."""
-    _job: tuple[SparkLauncher, str] | None = None
+    _job: tuple[SparkLauncher, Job] | None = None
     """The job of this task, with the launcher that started it."""
     _ended_by_airflow = False
 
@@ -360,7 +361,8 @@ class SparkStepOperator(ReleasingOperator):
         request = SparkRequest(
             name=re.sub(r"[^\w.:+-]", "_", name, flags=re.ASCII),
             step=self.step,
-            arguments=["--run-uri", to_argument(run.uri), *then],
+            run=run,
+            arguments=then,
             token=uuid.uuid4().hex,
             settings=settings,
             catalog=catalog,
@@ -374,7 +376,7 @@ class SparkStepOperator(ReleasingOperator):
         while state.phase is Phase.RUNNING:
             state = launcher.poll(job)
         if state.phase is Phase.FAILED:
-            self._raise_what_the_app_said(run, error_file(self.step, request.token))
+            self._raise_what_the_app_said(run, error_file(self.step, job.token))
             if self._ended_by_airflow:
                 what = "Airflow ended this task while its Spark application was running"
                 raise SparkFailed(what, where=self.step, hint=_ENDED)

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
+from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook
+
+from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
 from airflow_provider_cdc.sinks.registry import CatalogSettings
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
@@ -37,13 +40,26 @@ class JobState:
 
 
 @dataclass(frozen=True)
+class Job:
+    """An application that a launcher has started.
+
+    :param id: the id that the launcher chose.
+    :param token: identifies the job. The app names its error record after it (`jobs.runtime.driver.error_file`).
+    """
+
+    id: str
+    token: str
+
+
+@dataclass(frozen=True)
 class SparkRequest:
     """One application of a step.
 
     :param name: the name of the application, for people.
     :param step: the step, which is also the name of its app (``spark_apps``).
-    :param arguments: the arguments of the app.
-    :param token: identifies the try. The app names its error record after it (`jobs.runtime.driver.error_file`).
+    :param run: the folder that the app works on.
+    :param arguments: more arguments of the app.
+    :param token: identifies the try, and the job if this try starts one.
     :param settings: the connection to the source. It has the password, so a launcher passes it neither as an argument
         nor as a property.
     :param catalog: the connection to the catalog, which may have secrets, too.
@@ -51,6 +67,7 @@ class SparkRequest:
 
     name: str
     step: str
+    run: Storage
     arguments: Sequence[str]
     token: str
     settings: ConnectionSettings = field(repr=False)
@@ -58,10 +75,7 @@ class SparkRequest:
 
 
 class SparkLauncher(Protocol):
-    """Starts Spark applications. A launcher is made for one Spark connection and the properties of one application.
-
-    A job is an application that the launcher has started. The launcher chooses its id.
-    """
+    """Starts Spark applications. A launcher is made for one Spark connection and the properties of one application."""
 
     def check(self, *, here: bool = True) -> Sequence[Problem]:
         """Return the problems because of which no application can start.
@@ -75,13 +89,13 @@ class SparkLauncher(Protocol):
         :raises SparkFailed: it does not.
         """
 
-    def submit(self, request: SparkRequest) -> str:
-        """Start an application, and return the id of the job."""
+    def submit(self, request: SparkRequest) -> Job:
+        """Start an application, or find the one that an earlier try has started and that still runs."""
 
-    def poll(self, job: str) -> JobState:
+    def poll(self, job: Job) -> JobState:
         """Return the state of a job, after waiting for a change. Pass the new output of the job to the log."""
 
-    def cancel(self, job: str, *, wait_seconds: float = 0.0) -> None:
+    def cancel(self, job: Job, *, wait_seconds: float = 0.0) -> None:
         """End a job. If it has ended, do nothing.
 
         :param wait_seconds: the maximum number of seconds to wait until the job has ended.
@@ -98,9 +112,23 @@ def open_launcher(
     :param log: the log that gets the output of the application.
     """
     # Import a launcher late: a DAG file is parsed where Spark may not be installed.
+    if _type_of(conn_id) == "cdc_spark":
+        from airflow_provider_cdc.hooks.spark import CdcSparkHook
+        from airflow_provider_cdc.operators.spark.launchers.emr_serverless import EmrServerless
+        from airflow_provider_cdc.operators.spark.launchers.remote import RemoteLauncher
+
+        return RemoteLauncher(EmrServerless(CdcSparkHook(conn_id).settings()), properties, log)
     from airflow_provider_cdc.operators.spark.launchers.client.launcher import ClientLauncher
 
     return ClientLauncher(conn_id, properties, arguments or {}, log)
+
+
+def _type_of(conn_id: str) -> str:
+    """Return the type of a connection. Empty: it does not exist."""
+    try:
+        return str(BaseHook.get_connection(conn_id).conn_type)
+    except AirflowNotFoundException:
+        return ""
 
 
 def check_spark(launcher: SparkLauncher, *, here: bool = True) -> None:

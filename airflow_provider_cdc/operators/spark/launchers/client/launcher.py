@@ -32,6 +32,7 @@ from airflow_provider_cdc.jobs.runtime.driver import (
     driver_jvm,
     has_user_entry,
     package_zip,
+    to_argument,
     to_environment,
 )
 from airflow_provider_cdc.jobs.runtime.java_errors import hint_for, last_cause
@@ -43,7 +44,7 @@ from airflow_provider_cdc.operators.spark.launchers.client.checks import (
     search_path,
 )
 from airflow_provider_cdc.operators.spark.launchers.client.guardian import LOCK
-from airflow_provider_cdc.operators.spark.launchers.registry import JobState, Phase, SparkRequest
+from airflow_provider_cdc.operators.spark.launchers.registry import Job, JobState, Phase, SparkRequest
 from airflow_provider_cdc.sinks.registry import CatalogSettings
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 
@@ -299,7 +300,7 @@ class ClientLauncher:
     def check_reachable(self) -> None:
         check_master_answers(self._conn_id)
 
-    def submit(self, request: SparkRequest) -> str:
+    def submit(self, request: SparkRequest) -> Job:
         with ExitStack() as until_ended:
             folder = until_ended.enter_context(scratch(scratch_parent(self._properties)))
             package = str(package_zip(folder))
@@ -328,14 +329,14 @@ class ClientLauncher:
                 encoding="utf-8",
                 errors="replace",
             )
-            job = str(process.pid)
-            self._jobs[job] = _Job(process, LastLines(), until_ended.pop_all())
+            job = Job(str(process.pid), request.token)
+            self._jobs[job.id] = _Job(process, LastLines(), until_ended.pop_all())
         return job
 
-    def poll(self, job: str) -> JobState:
+    def poll(self, job: Job) -> JobState:
         """Return the state of a job. This method returns when the job has ended, because until then the output of the
         job must be read."""
-        running = self._jobs[job]
+        running = self._jobs[job.id]
         assert running.process.stdout is not None
         with running.until_ended:
             for line in running.last_lines.passing(running.process.stdout):
@@ -343,8 +344,8 @@ class ClientLauncher:
             status = running.process.wait()
         return failed(status, running.last_lines) if status else JobState(Phase.SUCCEEDED)
 
-    def cancel(self, job: str, *, wait_seconds: float = 0.0) -> None:
-        guarding = self._jobs[job].process
+    def cancel(self, job: Job, *, wait_seconds: float = 0.0) -> None:
+        guarding = self._jobs[job.id].process
         # Send SIGTERM and not SIGKILL, because the guardian must survive long enough to kill its children and clean up.
         guarding.terminate()
         if wait_seconds:
@@ -361,7 +362,7 @@ class ClientLauncher:
             conn_id=self._conn_id,
             conf=self._properties,
             name=request.name,
-            application_args=list(request.arguments),
+            application_args=["--run-uri", to_argument(request.run.uri), *request.arguments],
             py_files=package,
             # The deploy mode in this argument takes precedence over all other settings.
             deploy_mode="client",

@@ -1,0 +1,87 @@
+"""The hook for platforms that run Spark jobs: connections of type ``cdc_spark``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from airflow.providers.common.compat.sdk import BaseHook
+
+from airflow_provider_cdc.errors import CdcError, ConfigurationError
+from airflow_provider_cdc.get_provider_info import SPARK_FIELDS, SPARK_LAUNCHERS
+
+TYPE = "cdc_spark"
+_DAY = 1440
+
+
+@dataclass(frozen=True)
+class SparkPlatformSettings:
+    """The settings of a connection of type ``cdc_spark``.
+
+    :param conn_id: the connection to the platform. Empty: what the environment has.
+    :param archive: the URI of the archive with the packages of driver and executors. Empty: the image has them.
+    :param limit_minutes: the longest time that a job may take.
+    """
+
+    spark_conn_id: str
+    launcher: str
+    conn_id: str
+    application_id: str
+    execution_role_arn: str
+    archive: str
+    limit_minutes: int
+
+
+class CdcSparkHook(BaseHook):
+    """A platform that runs Spark jobs.
+
+    :param spark_conn_id: id of a connection of type ``cdc_spark``.
+    """
+
+    conn_name_attr = "spark_conn_id"
+    conn_type = TYPE
+    default_conn_name = "cdc_spark"
+    hook_name = "Spark platform (CDC)"
+
+    def __init__(self, spark_conn_id: str) -> None:
+        super().__init__()
+        self.spark_conn_id = spark_conn_id
+
+    def settings(self) -> SparkPlatformSettings:
+        """Return the settings of the connection.
+
+        :raises ConfigurationError: the connection lacks a field, or has unknown fields.
+        """
+        where = f"spark_conn_id {self.spark_conn_id!r}"
+        extra: Mapping[str, Any] = self.get_connection(self.spark_conn_id).extra_dejson
+        if unknown := sorted(set(extra) - set(SPARK_FIELDS)):
+            raise ConfigurationError(
+                f"unknown fields in the extra of the connection: {', '.join(unknown)}",
+                where=where,
+                hint=f"use only these fields: {', '.join(SPARK_FIELDS)}",
+            )
+        text = {name: str(extra.get(name) or "") for name in SPARK_FIELDS}
+        if text["launcher"] not in ("", *SPARK_LAUNCHERS):
+            hint = f"choose one of {', '.join(SPARK_LAUNCHERS)}"
+            raise ConfigurationError(f"there is no launcher {text['launcher']}", where=where, hint=hint)
+        for name in ("application_id", "execution_role_arn"):
+            if not text[name]:
+                raise ConfigurationError(f"it has no {name}", where=where, hint=f"set the field {name}")
+        minutes = text.pop("limit_minutes") or str(_DAY)
+        if not minutes.isdecimal() or not int(minutes):
+            raise ConfigurationError(
+                f"limit_minutes is {minutes!r}", where=where, hint="give a whole number of minutes above 0"
+            )
+        text["launcher"] = text["launcher"] or SPARK_LAUNCHERS[0]
+        return SparkPlatformSettings(self.spark_conn_id, **text, limit_minutes=int(minutes))
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Check the rights and the settings. No job is started."""
+        from airflow_provider_cdc.operators.spark.launchers.registry import check_spark, open_launcher
+
+        try:
+            check_spark(open_launcher(self.spark_conn_id, {}))
+        except CdcError as error:
+            return False, str(error)
+        return True, "the application can be used"

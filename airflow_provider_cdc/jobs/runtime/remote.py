@@ -1,0 +1,267 @@
+"""What a driver on a Spark platform and Airflow tell each other, through the folder ``remote`` in the run's folder.
+
+Both reach this folder, and neither can connect to the other. Airflow writes the record of a job, and may revoke it. The
+driver asks for the settings of the connections, writes its output in parts, and ends when it is revoked.
+
+The settings have passwords, so they are sealed for the one driver that asks. The driver makes a key pair in its memory,
+and writes the public key. Airflow seals the settings with it. A nonce in the arguments of the job authenticates both:
+a program without it can neither ask nor answer. The nonce is not in the run's folder, and opens nothing that was
+recorded.
+
+This module imports neither Airflow nor PySpark.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestError, TransientError
+
+FOLDER = "remote"
+"""The folder in the run's folder."""
+CODE = f"{FOLDER}/code"
+LOOK_SECONDS = 5.0
+"""How often a driver looks whether it was revoked, and writes its output, in seconds."""
+LAST_SECONDS = 10.0
+"""How long a driver that must end tries to write its last output, in seconds."""
+ANSWER_SECONDS = 900.0
+"""How long a driver waits for its settings, in seconds. Airflow's task may be between two tries."""
+REVOKED = 3
+"""The exit code of a driver that was revoked, or that has reached its deadline."""
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """A job that a task starts. The record is written before the job is submitted.
+
+    ``launcher`` and ``target`` say where the job runs. ``token`` identifies the job: it is a part of its name, and
+    names the files of this module. ``begun`` is the digest of the beginning of the run (`core.run.ledger`).
+    ``deadline`` is the Unix time at which the driver ends itself.
+    """
+
+    launcher: str
+    target: str
+    token: str
+    begun: str
+    deadline: int
+
+
+@dataclass(frozen=True)
+class JobId:
+    """The id that the platform gave to a job."""
+
+    id: str
+
+
+@dataclass(frozen=True)
+class Ask:
+    """The public key of a driver, with the proof that the driver knows the nonce."""
+
+    key: str
+    proof: str
+
+
+@dataclass(frozen=True)
+class Give:
+    """Sealed settings, and the public key of the seal."""
+
+    key: str
+    sealed: str
+
+
+def revoked_file(token: str) -> str:
+    """Return the name of the file whose existence revokes a job."""
+    return f"{FOLDER}/{token}.revoked.json"
+
+
+def ask_file(token: str) -> str:
+    """Return the name of the file with which a driver asks for its settings."""
+    return f"{FOLDER}/{token}.ask.json"
+
+
+def give_file(token: str) -> str:
+    """Return the name of the file with the sealed settings."""
+    return f"{FOLDER}/{token}.give.json"
+
+
+def log_file(token: str, number: int) -> str:
+    """Return the name of a part of a driver's output."""
+    return f"{FOLDER}/{token}.log/{number:06d}.json"
+
+
+def answer(run: Storage, token: str, nonce: str, settings: Mapping[str, Any]) -> bool:
+    """Give a driver its settings, if it asks for them. Return whether it asked.
+
+    :param settings: JSON data.
+    :raises ConfigurationError: the program that asks does not know the nonce.
+    """
+    if not run.exists(ask_file(token)):
+        return False
+    try:
+        ask = records.read(Ask, run, ask_file(token))
+    except ManifestError:
+        # Another try has answered meanwhile.
+        return False
+    if not hmac.compare_digest(ask.proof, _proof(nonce, token, ask.key)):
+        run.delete_file(ask_file(token))
+        raise ConfigurationError(
+            "a program that is not the driver asks for the settings of the connections",
+            where=run.uri_of(ask_file(token)),
+            hint="check who can write to the folder of the run",
+        )
+    own = X25519PrivateKey.generate()
+    key = _text(own.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw))
+    shared = own.exchange(X25519PublicKey.from_public_bytes(base64.b64decode(ask.key)))
+    # Each key seals one message, so the nonce of the cipher is constant.
+    cipher = ChaCha20Poly1305(_key(shared, nonce, token, ask.key, key))
+    sealed = cipher.encrypt(bytes(12), json.dumps(settings).encode(), None)
+    records.write(run, give_file(token), Give(key, _text(sealed)))
+    run.delete_file(ask_file(token))
+    return True
+
+
+def ask(run: Storage, token: str, nonce: str) -> dict[str, Any]:
+    """Ask for the settings of the connections, and wait for them.
+
+    :raises TransientError: no task of Airflow answers.
+    :raises ConfigurationError: the answer is not from Airflow.
+    """
+    own = X25519PrivateKey.generate()
+    key = _text(own.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw))
+    records.write(run, ask_file(token), Ask(key, _proof(nonce, token, key)))
+    until = time.monotonic() + ANSWER_SECONDS
+    while not run.exists(give_file(token)):
+        if time.monotonic() > until:
+            run.delete_file(ask_file(token))
+            what = f"no Airflow task gave the settings of the connections within {ANSWER_SECONDS:.0f} s"
+            raise TransientError(what, where=run.uri, hint="clear the task")
+        time.sleep(0.5)
+    give = records.read(Give, run, give_file(token))
+    run.delete_file(give_file(token))
+    shared = own.exchange(X25519PublicKey.from_public_bytes(base64.b64decode(give.key)))
+    try:
+        opened = ChaCha20Poly1305(_key(shared, nonce, token, key, give.key)).decrypt(
+            bytes(12), base64.b64decode(give.sealed), None
+        )
+    except InvalidTag:
+        raise ConfigurationError(
+            "the settings of the connections are not from the Airflow task",
+            where=run.uri_of(give_file(token)),
+            hint="check who can write to the folder of the run",
+        ) from None
+    return dict(json.loads(opened))
+
+
+def _proof(nonce: str, token: str, key: str) -> str:
+    return hmac.new(nonce.encode(), f"ask {token} {key}".encode(), hashlib.sha256).hexdigest()
+
+
+def _key(shared: bytes, nonce: str, *names: str) -> bytes:
+    """Return the key of the cipher. Only someone who knows the nonce can derive it."""
+    info = " ".join(("airflow-provider-cdc", *names)).encode()
+    return HKDF(SHA256(), 32, nonce.encode(), info).derive(shared)
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+class Output:
+    """Writes what this process prints also to the run's folder, in parts. Until `start`, it does nothing."""
+
+    def __init__(self, token: str) -> None:
+        self._run: Storage | None = None
+        self._token = token
+        self._lines: list[str] = []
+        self._collecting = threading.Lock()
+        self._writing = threading.Lock()
+        self._number = 0
+
+    def start(self, run: Storage) -> None:
+        """Begin to collect the output of this process."""
+        self._run = Storage(run.uri)
+        sys.stdout = _Copied(sys.stdout, self._take)
+        sys.stderr = _Copied(sys.stderr, self._take)
+
+    def flush(self) -> None:
+        """Write the collected lines as one part. If the store fails, the lines are kept for the next part."""
+        with self._writing:
+            with self._collecting:
+                lines, self._lines = self._lines, []
+            if not lines or self._run is None:
+                return
+            try:
+                self._run.write_json(log_file(self._token, self._number), lines)
+            except (CdcError, OSError):
+                with self._collecting:
+                    self._lines = lines + self._lines
+            else:
+                self._number += 1
+
+    def _take(self, text: str) -> None:
+        with self._collecting:
+            # Each print also writes the end of its line, on its own.
+            self._lines += [line for line in text.splitlines() if line.strip()]
+
+
+class _Copied:
+    """A stream whose text is also passed on."""
+
+    def __init__(self, stream: TextIO, take: Any) -> None:
+        self._stream = stream
+        self._take = take
+
+    def write(self, text: str) -> int:
+        self._take(text)
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def watch(run: Storage, token: str, deadline: int, output: Output) -> None:
+    """In the background, write the output, and end this process when the job is revoked or at its deadline."""
+    at_deadline = threading.Timer(deadline - time.time(), _end, ("its deadline has passed", output))
+    watching = threading.Thread(target=_watch, args=(Storage(run.uri), token, output), name="watch")
+    for thread in (at_deadline, watching):
+        thread.daemon = True
+        thread.start()
+
+
+def _watch(run: Storage, token: str, output: Output) -> None:
+    while True:
+        time.sleep(LOOK_SECONDS)
+        with suppress(CdcError, OSError):
+            if run.exists(revoked_file(token)):
+                _end("Airflow has revoked it", output)
+        output.flush()
+
+
+def _end(why: str, output: Output) -> None:
+    print(f"this driver ends, because {why}", flush=True)
+    # The store may not answer.
+    writing = threading.Thread(target=output.flush, daemon=True)
+    writing.start()
+    writing.join(LAST_SECONDS)
+    # Exit without handlers and clean-up, because another driver may have changed the state.
+    os._exit(REVOKED)
