@@ -56,14 +56,28 @@ class ReleasingOperator(RendersClearly):
         for a connection."""
         self._releasing = (run, settings, context)
 
-    def release(self, run: Storage, settings: ConnectionSettings) -> None:
-        """Drop the run's slot and publication. Errors are only logged, so that they do not hide the error of the
-        task."""
+    def give_up(self, run: Storage, settings: ConnectionSettings, *, killed: bool = False) -> None:
+        """End the job of the run on its platform, and release the run. Errors are only logged, so that they do not hide
+        the error of the task.
+
+        :param killed: Airflow is killing this process, so the process cannot ask Airflow for a connection. The job is
+            revoked, so that its driver ends.
+        """
         # Imported late, because DAG files are parsed continually.
-        from airflow_provider_cdc.operators.spark.launchers.remote import revoke_jobs
+        from airflow_provider_cdc.operators.spark.launchers.remote import end_jobs, revoke_jobs
 
         try:
             revoke_jobs(run)
+            if not killed:
+                end_jobs(run)
+        except Exception as error:
+            _log.warning("Could not end the Spark job of %s: %s", run.uri, error)
+        self.release(run, settings)
+
+    def release(self, run: Storage, settings: ConnectionSettings) -> None:
+        """Drop the run's slot and publication. Errors are only logged, so that they do not hide the error of the
+        task."""
+        try:
             source = open_source(settings)
             release_what_is_kept(run, source.release)
         except Exception as error:
@@ -82,7 +96,7 @@ class ReleasingOperator(RendersClearly):
             return
         run, settings, context = self._releasing
         if _is_over(context):
-            self.release(run, settings)
+            self.give_up(run, settings, killed=True)
         else:
             self._killed_for_another_try = True
             _log.info("Kept the replication slot and publication (if any) of %s for the task's next try", run.uri)
@@ -134,7 +148,7 @@ class ReleaseOfRun:
             run_id = run_id_for(context["dag_run"], task.task_id, lake, map_index)
             with storage_access(storage_conn_id):
                 run = run_folder(scratch_for(scratch, source_conn_id, lake), run_id)
-                task.release(run, open_hook(source_conn_id).settings())
+                task.give_up(run, open_hook(source_conn_id).settings())
         except Exception as error:
             _log.warning("Could not drop the replication slot and publication of this run: %s", error)
 
@@ -202,4 +216,4 @@ def _release(task: Any, context: Context) -> None:
     else:
         lake = lake_of(task.target, task.source_conn_id)
         run = run_folder(scratch_for(task.scratch, task.source_conn_id, lake), run_id_of(context, lake))
-    task.release(run, open_hook(task.source_conn_id).settings())
+    task.give_up(run, open_hook(task.source_conn_id).settings())

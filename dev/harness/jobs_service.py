@@ -2,7 +2,7 @@
 
 Each job has an environment of its own: no variable of this process, a folder with only what the job's definition names,
 and the S3 server as the only store, with the credentials that stand for the role of the job. The service can lose its
-answers, refuse requests, and forget a job.
+answers, refuse requests, forget a job, and hold jobs back.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class RemoteJob:
 
 class JobsService:
     """The jobs of one application. ``lost_answers`` and ``refusals`` are numbers of requests still to come: of those
-    that start a job and get no answer, and of those that are throttled."""
+    that start a job and get no answer, and of those that are throttled. If jobs are ``held``, they wait for resources
+    forever."""
 
     def __init__(self, folder: Path, endpoint: str, python: str) -> None:
         self._folder = folder
@@ -86,6 +87,7 @@ class JobsService:
         self.jobs: dict[str, RemoteJob] = {}
         self.lost_answers = 0
         self.refusals = 0
+        self.held = False
         self.lock = threading.RLock()
 
     def start(self, request: dict[str, Any]) -> RemoteJob:
@@ -96,7 +98,10 @@ class JobsService:
             job = RemoteJob(f"00{uuid.uuid4().hex[:14]}", request, self._folder / uuid.uuid4().hex)
             job.folder.mkdir()
             self.jobs[job.id] = job
-        threading.Thread(target=self._run, args=(job,), daemon=True).start()
+        if self.held:
+            job.state = "SCHEDULED"
+        else:
+            threading.Thread(target=self._run, args=(job,), daemon=True).start()
         return job
 
     def cancel(self, job: RemoteJob) -> bool:
@@ -146,8 +151,8 @@ class JobsService:
         environment = {
             "PATH": "/usr/bin:/bin",
             "HOME": str(job.folder),
-            # As on a machine that runs several jobs: kernels are compiled once.
-            "XDG_CACHE_HOME": str(self._folder / "cache"),
+            # Kernels are compiled once for all tests. The folder has nothing else that a job could use.
+            "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"),
             "LANG": "C.UTF-8",
             "JAVA_HOME": self._java,
             "SPARK_HOME": str(SPARK_HOME),
@@ -224,6 +229,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
+        if self._refuses():
+            return
         if path == f"/applications/{APPLICATION}":
             self._send(200, {"application": _application()})
         elif path == f"/applications/{APPLICATION}/jobruns":
@@ -234,6 +241,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self._refuses():
+            return
         job = self.jobs.start(body)
         if self.jobs.lost_answers:
             self.jobs.lost_answers -= 1
@@ -243,18 +252,21 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, {"applicationId": APPLICATION, "jobRunId": job.id, "arn": job.shown()["arn"]})
 
     def do_DELETE(self) -> None:
-        if (job := self._job(self.path)) is None:
+        if self._refuses() or (job := self._job(self.path)) is None:
             return
         if self.jobs.cancel(job):
             self._send(200, {"applicationId": APPLICATION, "jobRunId": job.id})
         else:
             self._fail(400, "ValidationException", f"Job {job.id} is {job.state}")
 
-    def _job(self, path: str) -> RemoteJob | None:
+    def _refuses(self) -> bool:
         if self.jobs.refusals:
             self.jobs.refusals -= 1
             self._fail(429, "ThrottlingException", "Rate exceeded")
-            return None
+            return True
+        return False
+
+    def _job(self, path: str) -> RemoteJob | None:
         found = re.fullmatch(rf"/applications/{APPLICATION}/jobruns/(\w+)", path)
         job = self.jobs.jobs.get(found[1]) if found else None
         if job is None:
@@ -285,6 +297,7 @@ def _application() -> dict[str, Any]:
         "type": "Spark",
         "state": "STARTED",
         "architecture": "X86_64",
+        "networkConfiguration": {"subnetIds": ["subnet-1"], "securityGroupIds": ["sg-1"]},
         "createdAt": 0,
         "updatedAt": 0,
     }

@@ -6,7 +6,7 @@ driver asks for the settings of the connections, writes its output in parts, and
 The settings have passwords, so they are sealed for the one driver that asks. The driver makes a key pair in its memory,
 and writes the public key. Airflow seals the settings with it. A nonce in the arguments of the job authenticates both:
 a program without it can neither ask nor answer. The nonce is not in the run's folder, and opens nothing that was
-recorded.
+recorded. Airflow answers each job once, and does not answer a revoked job.
 
 This module imports neither Airflow nor PySpark.
 """
@@ -42,25 +42,30 @@ FOLDER = "remote"
 CODE = f"{FOLDER}/code"
 LOOK_SECONDS = 5.0
 """How often a driver looks whether it was revoked, and writes its output, in seconds."""
+FOLLOWED_SECONDS = 3600.0
+"""How long a driver works without a task that follows it, in seconds."""
 LAST_SECONDS = 10.0
 """How long a driver that must end tries to write its last output, in seconds."""
 ANSWER_SECONDS = 900.0
 """How long a driver waits for its settings, in seconds. Airflow's task may be between two tries."""
 REVOKED = 3
-"""The exit code of a driver that was revoked, or that has reached its deadline."""
+"""The exit code of a driver that was revoked, that nobody follows, or that has reached its deadline."""
 
 
 @dataclass(frozen=True)
 class JobRecord:
     """A job that a task starts. The record is written before the job is submitted.
 
-    ``launcher`` and ``target`` say where the job runs. ``token`` identifies the job: it is a part of its name, and
-    names the files of this module. ``begun`` is the digest of the beginning of the run (`core.run.ledger`).
-    ``deadline`` is the Unix time at which the driver ends itself.
+    ``launcher``, ``target`` and the Airflow connection ``conn_id`` say where the job runs. ``step`` is the first step
+    that the job executes. ``token`` identifies the job: it is a part of its name, and names the files of this module.
+    ``begun`` is the digest of the beginning of the run (`core.run.ledger`). ``deadline`` is the Unix time at which the
+    driver ends itself.
     """
 
     launcher: str
     target: str
+    conn_id: str
+    step: str
     token: str
     begun: str
     deadline: int
@@ -74,6 +79,15 @@ class JobId:
 
 
 @dataclass(frozen=True)
+class Follower:
+    """The try of a task that follows a job. It renews this record as long as it does so. Another try replaces the
+    record, and then follows the job instead. ``token`` identifies the try."""
+
+    token: str
+    renewals: int = 0
+
+
+@dataclass(frozen=True)
 class Ask:
     """The public key of a driver, with the proof that the driver knows the nonce."""
 
@@ -83,15 +97,21 @@ class Ask:
 
 @dataclass(frozen=True)
 class Give:
-    """Sealed settings, and the public key of the seal."""
+    """Sealed settings, the public key of the seal, and the public key ``asked`` of the driver that they are for."""
 
     key: str
     sealed: str
+    asked: str
 
 
 def revoked_file(token: str) -> str:
     """Return the name of the file whose existence revokes a job."""
     return f"{FOLDER}/{token}.revoked.json"
+
+
+def follower_file(token: str) -> str:
+    """Return the name of the record of the try that follows a job."""
+    return f"{FOLDER}/{token}.follower.json"
 
 
 def ask_file(token: str) -> str:
@@ -112,31 +132,32 @@ def log_file(token: str, number: int) -> str:
 def answer(run: Storage, token: str, nonce: str, settings: Mapping[str, Any]) -> bool:
     """Give a driver its settings, if it asks for them. Return whether it asked.
 
+    The answer stays in the folder until the job has ended, so that no other program gets one.
+
     :param settings: JSON data.
-    :raises ConfigurationError: the program that asks does not know the nonce.
+    :raises ConfigurationError: the program that asks does not know the nonce, or is not the one that asked first.
     """
-    if not run.exists(ask_file(token)):
+    if not run.exists(ask_file(token)) or run.exists(revoked_file(token)):
         return False
     try:
         ask = records.read(Ask, run, ask_file(token))
     except ManifestError:
         # Another try has answered meanwhile.
         return False
-    if not hmac.compare_digest(ask.proof, _proof(nonce, token, ask.key)):
+    if not hmac.compare_digest(ask.proof.encode(), _proof(nonce, token, ask.key).encode()):
         run.delete_file(ask_file(token))
-        raise ConfigurationError(
-            "a program that is not the driver asks for the settings of the connections",
-            where=run.uri_of(ask_file(token)),
-            hint="check who can write to the folder of the run",
-        )
+        raise _intrusion("a program that is not the driver asks for the settings of the connections", run, token)
     own = X25519PrivateKey.generate()
     key = _text(own.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw))
     shared = own.exchange(X25519PublicKey.from_public_bytes(base64.b64decode(ask.key)))
     # Each key seals one message, so the nonce of the cipher is constant.
     cipher = ChaCha20Poly1305(_key(shared, nonce, token, ask.key, key))
     sealed = cipher.encrypt(bytes(12), json.dumps(settings).encode(), None)
-    records.write(run, give_file(token), Give(key, _text(sealed)))
+    given = run.create_json(give_file(token), records.encode(Give(key, _text(sealed), ask.key)))
     run.delete_file(ask_file(token))
+    # Two tries may answer the same driver.
+    if not given and records.read(Give, run, give_file(token)).asked != ask.key:
+        raise _intrusion("a second program asks for the settings of the connections", run, token)
     return True
 
 
@@ -157,19 +178,19 @@ def ask(run: Storage, token: str, nonce: str) -> dict[str, Any]:
             raise TransientError(what, where=run.uri, hint="clear the task")
         time.sleep(0.5)
     give = records.read(Give, run, give_file(token))
-    run.delete_file(give_file(token))
     shared = own.exchange(X25519PublicKey.from_public_bytes(base64.b64decode(give.key)))
     try:
         opened = ChaCha20Poly1305(_key(shared, nonce, token, key, give.key)).decrypt(
             bytes(12), base64.b64decode(give.sealed), None
         )
     except InvalidTag:
-        raise ConfigurationError(
-            "the settings of the connections are not from the Airflow task",
-            where=run.uri_of(give_file(token)),
-            hint="check who can write to the folder of the run",
-        ) from None
+        raise _intrusion("the settings of the connections are not from the Airflow task", run, token) from None
     return dict(json.loads(opened))
+
+
+def _intrusion(what: str, run: Storage, token: str) -> ConfigurationError:
+    hint = "check who can write to the folder of the run, and read the definition of the job"
+    return ConfigurationError(what, where=run.uri_of(f"{FOLDER}/{token}"), hint=hint)
 
 
 def _proof(nonce: str, token: str, key: str) -> str:
@@ -240,7 +261,8 @@ class _Copied:
 
 
 def watch(run: Storage, token: str, deadline: int, output: Output) -> None:
-    """In the background, write the output, and end this process when the job is revoked or at its deadline."""
+    """In the background, write the output, and end this process when the job is revoked, when no task has followed it
+    for `FOLLOWED_SECONDS`, or at its deadline."""
     at_deadline = threading.Timer(deadline - time.time(), _end, ("its deadline has passed", output))
     watching = threading.Thread(target=_watch, args=(Storage(run.uri), token, output), name="watch")
     for thread in (at_deadline, watching):
@@ -249,11 +271,17 @@ def watch(run: Storage, token: str, deadline: int, output: Output) -> None:
 
 
 def _watch(run: Storage, token: str, output: Output) -> None:
+    follower, renewed = None, time.monotonic()
     while True:
         time.sleep(LOOK_SECONDS)
         with suppress(CdcError, OSError):
             if run.exists(revoked_file(token)):
                 _end("Airflow has revoked it", output)
+            # A change shows a follower; the clocks of the machines may differ.
+            if (seen := records.read(Follower, run, follower_file(token))) != follower:
+                follower, renewed = seen, time.monotonic()
+        if time.monotonic() - renewed > FOLLOWED_SECONDS:
+            _end(f"no task of Airflow has followed it for {FOLLOWED_SECONDS:.0f} s", output)
         output.flush()
 
 

@@ -1100,12 +1100,13 @@ class ConnectionSettings:
         return type(self), tuple(getattr(self, one.name) for one in fields(self))
 
     def with_files(self) -> ConnectionSettings:
-        """Return the settings for another machine, with the contents of the files.
+        """Return the settings for another machine, with the contents of the files. Each byte is one character, because
+        such files may have comments in any encoding.
 
         :raises ConfigurationError: a file cannot be read.
         """
         try:
-            files = {name: Path(path).read_text() for name in TLS_FILES if (path := self.tls.get(name))}
+            files = {name: Path(path).read_text("latin-1") for name in TLS_FILES if (path := self.tls.get(name))}
         except OSError as error:
             hint = "correct the path, or give this process the right to read the file"
             raise ConfigurationError(str(error), where=self.address, hint=hint) from error
@@ -1121,7 +1122,7 @@ class ConnectionSettings:
 def _in_memory(content: str) -> str:
     """Return the path of a file with this content. The file is only in the memory of this process."""
     file = os.memfd_create("tls")
-    os.write(file, content.encode())
+    os.write(file, content.encode("latin-1"))
     # PostgreSQL's library refuses a key that others may read.
     os.fchmod(file, 0o600)
     return f"/proc/self/fd/{file}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import json
+import logging
 import subprocess
 import sys
 import threading
@@ -12,24 +13,34 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException
 from pyarrow import fs
 
 from airflow_provider_cdc.core.run.results import ConsolidateResult
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.errors import ConfigurationError, SparkFailed
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.spark import CdcSparkHook
 from airflow_provider_cdc.jobs.runtime import remote
 from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
 from airflow_provider_cdc.operators.extract_delta import ExtractDeltaOperator
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
+from airflow_provider_cdc.operators.spark.launchers import remote as launchers
+from airflow_provider_cdc.operators.spark.launchers.registry import (
+    Job,
+    Phase,
+    SparkRequest,
+    check_spark,
+    open_launcher,
+)
+from airflow_provider_cdc.operators.spark.launchers.remote import RemoteLauncher
 from harness.jobs_service import APPLICATION, JobsService, RemoteJob, jobs_service
 from harness.mysql_server import MysqlServer
 from harness.own_environment import run
@@ -40,7 +51,7 @@ from tests.operators.spark.test_step import CONTEXT
 ROOT = Path(__file__).parents[3]
 SECONDS = 300.0
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 
 def soon(condition: Callable[[], Any], what: str) -> Any:
@@ -125,6 +136,22 @@ def secrets_in_processes(secret: str, stop: threading.Event, found: list[str]) -
         stop.wait(0.5)
 
 
+@pytest.mark.slow
+def test_one_job_executes_the_steps_of_three_tasks(made: Remote) -> None:
+    arguments: Any = {"source_conn_id": "shop", "run_uri": made.run.uri, "spark_conn_id": "spark"}
+    with DAG("my_dag") as dag:
+        tasks = [
+            kind(task_id=kind.step, shared_app_seconds=60.0, **arguments)
+            for kind in (SnapshotOperator, ExtractDeltaOperator, ConsolidateOperator)
+        ]
+        tasks[0] >> tasks[1] >> tasks[2]
+    for task in tasks:
+        task.execute({**CONTEXT, "dag": dag})
+    made.finish()
+    assert [job.state for job in made.jobs] == ["SUCCESS"]
+
+
+@pytest.mark.long
 def test_a_copy_whose_driver_a_service_started_is_exact_and_its_password_is_nowhere(
     made: Remote, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,9 +173,14 @@ def test_a_copy_whose_driver_a_service_started_is_exact_and_its_password_is_nowh
         searching.join()
     assert found == []
     assert len(made.jobs) == len([*events.iterdir()]) == 3
-    assert made.password not in json.dumps([job.request for job in made.jobs])
+    # Neither a password, nor what the worker itself reaches the service with.
+    requests = json.dumps([job.request for job in made.jobs])
+    assert made.password not in requests
+    assert "s3cret-emr" not in requests
     # The output of the driver is in the log of the task.
-    assert "snapshot: done in" in capfd.readouterr().out
+    shown = capfd.readouterr()
+    assert "snapshot: done in" in shown.out
+    assert made.password not in shown.out + shown.err
     # All files of the jobs: their output, the event logs, what the drivers wrote.
     assert holding(made.password, fs.LocalFileSystem(), str(tmp_path)) == []
     variables = s3_environment(s3)
@@ -161,6 +193,9 @@ def test_a_copy_whose_driver_a_service_started_is_exact_and_its_password_is_nowh
     folder = made.run.uri.removeprefix("s3://").rpartition("/_runs/")[0]
     assert holding("snapshot: done in", store, folder), "the parts of the output are among the files"
     assert holding(made.password, store, folder) == []
+    for job in made.jobs:
+        arguments = job.request["jobDriver"]["sparkSubmit"]["entryPointArguments"]
+        assert holding(arguments[arguments.index("--nonce") + 1], store, folder) == []
     assert not [file for file in made.run.files("remote") if file.endswith((".ask.json", ".give.json"))]
 
 
@@ -188,6 +223,7 @@ SnapshotOperator(task_id="t", source_conn_id="shop", run_uri=sys.argv[1], spark_
     return made.jobs[-1]
 
 
+@pytest.mark.long
 def test_the_next_try_continues_the_job_of_a_killed_worker(made: Remote) -> None:
     job = start_and_kill_a_worker(made)
     made.step().execute(CONTEXT)
@@ -195,13 +231,15 @@ def test_the_next_try_continues_the_job_of_a_killed_worker(made: Remote) -> None
     assert job.state == "SUCCESS", job.output[-2000:]
 
 
-def test_a_job_that_nobody_follows_ends_when_its_run_is_released(made: Remote) -> None:
+@pytest.mark.long
+def test_a_revoked_driver_ends_even_if_its_platform_does_not_end_it(made: Remote) -> None:
     job = start_and_kill_a_worker(made)
-    made.step().release(made.run, open_hook("shop").settings())
+    made.step().give_up(made.run, open_hook("shop").settings(), killed=True)
     soon(lambda: job.state == "FAILED", "the driver goes on")
     assert "this driver ends, because Airflow has revoked it" in job.output
 
 
+@pytest.mark.long
 def test_a_driver_ends_at_its_deadline_even_if_nobody_ends_its_job(
     made: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +250,7 @@ def test_a_driver_ends_at_its_deadline_even_if_nobody_ends_its_job(
     assert "this driver ends, because its deadline has passed" in job.output
 
 
+@pytest.mark.long
 def test_a_lost_answer_starts_no_second_job(made: Remote) -> None:
     made.service.lost_answers = 1000
     with pytest.raises(AirflowException, match="emr_serverless"):
@@ -231,6 +270,7 @@ def test_a_lost_answer_starts_no_second_job(made: Remote) -> None:
     assert [job.state for job in made.jobs] == ["SUCCESS"]
 
 
+@pytest.mark.long
 def test_a_killed_driver_and_a_cancelled_one_are_replaced(made: Remote) -> None:
     service = made.service
     threading.Thread(
@@ -250,27 +290,205 @@ def test_a_killed_driver_and_a_cancelled_one_are_replaced(made: Remote) -> None:
     assert [job.state for job in made.jobs] == ["FAILED", "CANCELLED", "SUCCESS"]
 
 
-def test_settings_are_only_for_the_driver_and_only_from_airflow(tmp_path: Path) -> None:
-    run = Storage(tmp_path.as_uri())
-    remote_answers: list[Any] = []
+@dataclass
+class Tries:
+    """Tries of a step whose jobs wait for resources. No try polls by itself."""
 
-    def asking(nonce: str) -> None:
+    made: Remote
+
+    def submit(self, step: str = "snapshot") -> tuple[RemoteLauncher, Job]:
+        launcher: Any = open_launcher("spark", {}, log=logging.getLogger("tries"))
+        settings, token = open_hook("shop").settings(), uuid.uuid4().hex
+        return launcher, launcher.submit(SparkRequest("name", step, self.made.run, [], token, settings))
+
+    def is_revoked(self, job: Job) -> bool:
+        return self.made.run.exists(remote.revoked_file(job.token))
+
+    @property
+    def states(self) -> list[str]:
+        return [job.state for job in self.made.jobs]
+
+
+@pytest.fixture
+def tries(made: Remote, monkeypatch: pytest.MonkeyPatch) -> Tries:
+    made.service.held = True
+    monkeypatch.setattr(launchers, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(launchers, "RENEW_SECONDS", 0.0)
+    return Tries(made)
+
+
+@pytest.mark.slow
+def test_of_two_tries_only_the_later_one_follows_and_ends_the_job(tries: Tries) -> None:
+    first, job = tries.submit()
+    second, same = tries.submit()
+    assert job == same
+    # As if Airflow had lost the worker of the first try, and now kills it.
+    first.cancel(job)
+    assert tries.states == ["SCHEDULED"]
+    assert not tries.is_revoked(job)
+    with pytest.raises(SparkFailed, match="another try of this task follows"):
+        first.poll(job)
+    assert second.poll(job).phase is Phase.RUNNING
+    second.cancel(job)
+    assert tries.states == ["CANCELLED"]
+    assert tries.is_revoked(job)
+
+
+@pytest.mark.slow
+def test_a_run_has_at_most_one_job_that_is_not_revoked(tries: Tries) -> None:
+    made, service = tries.made, tries.made.service
+    # A worker that is killed before its job is started.
+    service.refusals = 1000
+    with pytest.raises(SparkFailed, match="Throttling"):
+        tries.submit()
+    service.refusals = 0
+    _, second = tries.submit()
+    assert len(made.jobs) == 1
+    revoked = [name for name in made.run.files("remote") if name.endswith(".revoked.json")]
+    assert len(revoked) == 1, "if the first request arrives late, its driver ends"
+    assert not tries.is_revoked(second)
+    # A worker that is killed before it knows the id, and one that continues its job.
+    made.run.delete_file(f"remote/{second.token}.id.json")
+    launcher, same = tries.submit()
+    assert same == second
+    # A job that the service no longer knows may still run.
+    lost = service.jobs.pop(second.id)
+    assert launcher.poll(same).phase is Phase.FAILED
+    assert tries.is_revoked(same)
+    service.jobs[lost.id] = lost
+    _, third = tries.submit()
+    # A job that would go on with the step of the next task.
+    _, fourth = tries.submit("extract_delta")
+    assert tries.states == ["SCHEDULED", "CANCELLED", "SCHEDULED"]
+    assert [tries.is_revoked(job) for job in (third, fourth)] == [True, False]
+
+
+@pytest.mark.slow
+def test_a_job_ends_with_its_run_and_at_the_limit_of_its_connection(
+    tries: Tries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tries.made
+    made.connect(monkeypatch, limit_minutes=7)
+    _, job = tries.submit()
+    request = made.jobs[0].request
+    assert request["executionTimeoutMinutes"] == 7
+    arguments = request["jobDriver"]["sparkSubmit"]["entryPointArguments"]
+    seconds = int(arguments[arguments.index("--deadline") + 1]) - made.jobs[0].created
+    assert 300 < seconds < 421
+    # What Airflow does if the worker was killed, and no try is left.
+    made.step().give_up(made.run, open_hook("shop").settings())
+    assert tries.states == ["CANCELLED"]
+    assert tries.is_revoked(job)
+
+
+@pytest.mark.slow
+def test_only_a_refusal_that_lasts_fails_the_checks_for_good(made: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.service.refusals = 1000
+    with pytest.raises(SparkFailed, match="Rate exceeded"):
+        check_spark(open_launcher("spark", {}))
+    made.service.refusals = 0
+    made.connect(monkeypatch, application_id="another")
+    with pytest.raises(ConfigurationError, match="the application cannot be read"):
+        check_spark(open_launcher("spark", {}))
+
+
+def test_a_driver_ends_if_nobody_follows_it(tmp_path: Path) -> None:
+    program = f"""
+import time
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.jobs.runtime import remote
+remote.LOOK_SECONDS, remote.FOLLOWED_SECONDS = 0.01, 0.1
+run = Storage({tmp_path.as_uri()!r})
+run.write_json(remote.follower_file("t"), {{"token": "x", "renewals": 0}})
+remote.watch(run, "t", int(time.time()) + 1000, remote.Output("t"))
+time.sleep(1000)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (
+        remote.REVOKED,
+        "this driver ends, because no task of Airflow has followed it for 0 s\n",
+    )
+
+
+SETTINGS = {"password": "corr3ct-horse"}
+
+
+@dataclass
+class Handover:
+    """A driver that asks, in a thread."""
+
+    run: Storage
+    nonce: str = "nonce"
+    answers: list[Any] = field(default_factory=list)
+
+    def __enter__(self) -> Handover:
+        self._driver = threading.Thread(target=self._ask, daemon=True)
+        self._driver.start()
+        soon(lambda: self.run.exists(remote.ask_file("t")), "nobody asks")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if error == (None, None, None):
+            self._driver.join()
+
+    def _ask(self) -> None:
         try:
-            remote_answers.append(remote.ask(run, "t", nonce))
+            self.answers.append(remote.ask(self.run, "t", self.nonce))
         except ConfigurationError as error:
-            remote_answers.append(str(error))
+            self.answers.append(str(error))
 
-    def answered(asked_with: str, given_with: str) -> Any:
-        remote_answers.clear()
-        driver = threading.Thread(target=asking, args=(asked_with,), daemon=True)
-        driver.start()
-        soon(lambda: run.exists(remote.ask_file("t")), "nobody asks")
-        assert remote.answer(run, "t", given_with, {"password": "corr3ct-horse"})
-        assert "corr3ct" not in (tmp_path / remote.give_file("t")).read_text()
-        driver.join()
-        return remote_answers[0]
 
-    assert answered("nonce", "nonce") == {"password": "corr3ct-horse"}
+@pytest.fixture
+def folder(tmp_path: Path) -> Storage:
+    return Storage(tmp_path.as_uri())
+
+
+def test_only_the_driver_that_asked_first_gets_the_settings(folder: Storage, tmp_path: Path) -> None:
+    with Handover(folder) as driver:
+        assert remote.answer(folder, "t", "nonce", SETTINGS)
+    assert driver.answers == [SETTINGS]
+    assert "corr3ct" not in (tmp_path / remote.give_file("t")).read_text()
+    with pytest.raises(ConfigurationError, match="a second program asks"), Handover(folder):
+        remote.answer(folder, "t", "nonce", SETTINGS)
+
+
+def test_two_tries_answer_one_driver(folder: Storage) -> None:
+    with Handover(folder) as driver:
+        asked = folder.read_json(remote.ask_file("t"))
+        assert remote.answer(folder, "t", "nonce", SETTINGS)
+        folder.write_json(remote.ask_file("t"), asked)
+        assert remote.answer(folder, "t", "nonce", SETTINGS)
+    assert driver.answers == [SETTINGS]
+
+
+@pytest.mark.parametrize("proof", [{}, {"proof": "é"}])
+def test_a_program_without_the_nonce_gets_nothing(proof: dict[str, str], folder: Storage) -> None:
+    asked = Handover(folder, nonce="another").__enter__()
+    folder.write_json(remote.ask_file("t"), {**folder.read_json(remote.ask_file("t")), **proof})
     with pytest.raises(ConfigurationError, match="a program that is not the driver asks"):
-        answered("other", "nonce")
-    assert not run.exists(remote.give_file("t"))
+        remote.answer(folder, "t", "nonce", SETTINGS)
+    assert not asked.answers
+    assert not folder.exists(remote.give_file("t"))
+
+
+def test_a_driver_takes_no_answer_that_was_recorded_or_made_without_the_nonce(folder: Storage) -> None:
+    with Handover(folder):
+        remote.answer(folder, "t", "nonce", SETTINGS)
+    recorded = folder.read_json(remote.give_file("t"))
+    folder.delete_file(remote.give_file("t"))
+    with Handover(folder) as replayed:
+        folder.write_json(remote.give_file("t"), recorded)
+    folder.delete_file(remote.give_file("t"))
+    with Handover(folder) as forged:
+        ask = folder.read_json(remote.ask_file("t"))
+        folder.write_json(remote.ask_file("t"), {**ask, "proof": remote._proof("guessed", "t", ask["key"])})
+        remote.answer(folder, "t", "guessed", {"host": "attacker"})
+    for driver in (replayed, forged):
+        assert "the settings of the connections are not from the Airflow task" in driver.answers[0]
+
+
+def test_a_revoked_driver_gets_nothing(folder: Storage) -> None:
+    folder.write_json(remote.revoked_file("t"), {})
+    folder.write_json(remote.ask_file("t"), {})
+    assert not remote.answer(folder, "t", "nonce", SETTINGS)
+    assert not folder.exists(remote.give_file("t"))

@@ -7,9 +7,10 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
-from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.errors import Problem, SparkFailed
 from airflow_provider_cdc.hooks.spark import SparkPlatformSettings
 from airflow_provider_cdc.operators.spark.launchers.registry import JobState, Phase
 from airflow_provider_cdc.operators.spark.launchers.remote import JobGoneError, JobSpec
@@ -33,12 +34,14 @@ class EmrServerless:
     stores: Sequence[str] = ("s3",)
 
     def __init__(self, settings: SparkPlatformSettings) -> None:
+        self.conn_id = settings.spark_conn_id
         self.target = settings.application_id
         self.limit_seconds = settings.limit_minutes * 60
         self._settings = settings
 
-    @property
+    @cached_property
     def _client(self) -> Any:
+        # Opened once, because a task that is being killed cannot ask Airflow for a connection.
         from airflow.providers.amazon.aws.hooks.emr import EmrServerlessHook
 
         return EmrServerlessHook(aws_conn_id=self._settings.conn_id or None).conn
@@ -47,9 +50,13 @@ class EmrServerless:
         try:
             application = self._client.get_application(applicationId=self.target)["application"]
         except ModuleNotFoundError:
+            if not here:
+                return []
             hint = "pip install 'airflow-provider-cdc[emr]', where Airflow's tasks run"
             return [Problem(self._where, "the provider for Amazon is not installed", hint)]
         except Exception as error:
+            if _is_temporary(error):
+                raise SparkFailed(f"{KIND} {self.target}: {error}", where=self._where, hint="retry the task") from error
             hint = "check application_id, conn_id, and the right emr-serverless:GetApplication"
             return [Problem(self._where, f"the application cannot be read: {error}", hint)]
         return list(self._problems(application))
@@ -59,6 +66,13 @@ class EmrServerless:
         if str(application["type"]).lower() != "spark" or state in ("STOPPING", "TERMINATED"):
             yield Problem(
                 self._where, f"the application is of type {application['type']}, and {state}", "name another one"
+            )
+        if not application.get("networkConfiguration", {}).get("subnetIds"):
+            # Without subnets, jobs reach only services of AWS.
+            yield Problem(
+                self._where,
+                "the application has no network, so its jobs cannot reach the source",
+                "configure subnets and security groups of the application",
             )
         found = re.match(r"emr-(?:spark-)?(\d+)\.", release)
         if found is None or int(found[1]) < 8:
@@ -141,3 +155,13 @@ class EmrServerless:
         # These errors mean that it has ended.
         with suppress(client.exceptions.ResourceNotFoundException, client.exceptions.ValidationException):
             client.cancel_job_run(applicationId=self.target, jobRunId=job)
+
+
+def _is_temporary(error: Exception) -> bool:
+    """Return whether the same request may succeed later."""
+    from botocore.exceptions import ClientError, ConnectionError, HTTPClientError
+
+    if isinstance(error, ClientError):
+        status = int(error.response["ResponseMetadata"]["HTTPStatusCode"])
+        return status == 429 or status >= 500
+    return isinstance(error, (ConnectionError, HTTPClientError))
