@@ -372,7 +372,9 @@ def test_a_job_ends_with_its_run_and_at_the_limit_of_its_connection(
     _, job = tries.submit()
     request = made.jobs[0].request
     assert request["executionTimeoutMinutes"] == 7
-    arguments = request["jobDriver"]["sparkSubmit"]["entryPointArguments"]
+    driver = request["jobDriver"]["sparkSubmit"]
+    assert "spark.ssl.internode.enabled=true" in driver["sparkSubmitParameters"]
+    arguments = driver["entryPointArguments"]
     seconds = int(arguments[arguments.index("--deadline") + 1]) - made.jobs[0].created
     assert 300 < seconds < 421
     # What Airflow does if the worker was killed, and no try is left.
@@ -403,7 +405,9 @@ run.write_json(remote.follower_file("t"), {{"token": "x", "renewals": 0}})
 remote.watch(run, "t", int(time.time()) + 1000, remote.Output("t"))
 time.sleep(1000)
 """
-    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=SECONDS
+    )
     assert (ended.returncode, ended.stdout) == (
         remote.REVOKED,
         "this driver ends, because no task of Airflow has followed it for 0 s\n",

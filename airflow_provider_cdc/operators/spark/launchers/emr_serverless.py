@@ -18,6 +18,11 @@ from airflow_provider_cdc.operators.spark.launchers.remote import JobGoneError, 
 KIND = "emr_serverless"
 PYTHON = re.compile(r"-cp3(\d+)-(x86_64|aarch64)\.tar\.gz$")
 """How the name of an archive ends: `python -m airflow_provider_cdc.bundle`."""
+PROTECTED = {
+    # Mutual TLS between driver and executors, because Spark's tasks contain the source's password.
+    "spark.ssl.internode.enabled": "true",
+}
+"""Properties of each job, unless the user sets others."""
 _ARCHITECTURES = {"X86_64": "x86_64", "ARM64": "aarch64"}
 _PHASES = {"SUCCESS": Phase.SUCCEEDED, "FAILED": Phase.FAILED, "CANCELLED": Phase.FAILED}
 _RETRY = "see the log of the job in EMR Studio, fix the cause, and clear the task"
@@ -88,7 +93,7 @@ class EmrServerless:
         return f"spark_conn_id {self._settings.spark_conn_id!r}"
 
     def start(self, spec: JobSpec) -> str:
-        properties = {**self._packages(), **spec.properties}
+        properties = {**PROTECTED, **self._packages(), **spec.properties}
         words = ["--py-files", spec.package]
         for name, value in properties.items():
             words += ["--conf", f"{name}={value}"]

@@ -42,12 +42,6 @@ RENEW_SECONDS = 60.0
 """How often the try that follows a job renews its record, in seconds."""
 PATIENCE_SECONDS = 900.0
 """How long the platform may fail to answer before the task fails, in seconds."""
-PROTECTED = {
-    # Spark's tasks contain the source's password.
-    "spark.authenticate": "true",
-    "spark.network.crypto.enabled": "true",
-}
-"""Properties of each job, unless the user sets others."""
 
 
 class JobGoneError(Exception):
@@ -139,7 +133,7 @@ class RemoteLauncher:
 
     def __init__(self, platform: Platform, properties: Mapping[str, Any], log: Any) -> None:
         self._platform = platform
-        self._properties = {name: str(value) for name, value in {**PROTECTED, **properties}.items()}
+        self._properties = {name: str(value) for name, value in properties.items()}
         self._log = log
         self._followed: dict[str, _Followed] = {}
 
