@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m airflow_provider_cdc.bundle", description=__doc__)
     parser.add_argument("--python", default=here, help="the version of Spark's Python (default: %(default)s)")
     parser.add_argument("--arch", default="x86_64", choices=("x86_64", "aarch64"), help="default: %(default)s")
-    parser.add_argument("--extras", default="", help="extras of this package: postgres, iceberg, gcs")
+    parser.add_argument("--extras", default="", help="extras of this package: postgres, iceberg, gcs, aws, azure")
     parser.add_argument("--storage-conn-id", default="", help="the connection to the object store of --to")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--to", help="the folder or the URI to write the archive to")

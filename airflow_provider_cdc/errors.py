@@ -27,6 +27,7 @@
     │       ├── CascadeNotLogged   a foreign key may have changed rows, and the log omits such changes
     │       ├── UnknownEvent       a log event that this reader does not know
     │       └── CopyMismatch       the rows that were read contradict the log
+    ├── LoginRefused               the server refuses the login: a new try of the task takes the present password
     └── TransientError             the same call may succeed later: Airflow retries it
         ├── SourceUnavailable      the server cannot be reached, or ended the session
         ├── StorageUnavailable     the lake's store cannot be reached, is full, or failed
@@ -94,6 +95,17 @@ class TransientError(CdcError):
     """The same call may succeed later."""
 
     code = "CDC-1500"
+
+
+class LoginRefused(CdcError):
+    """The server refuses the user or the password.
+
+    The password may have been changed since the task read it. So nothing tries again in the same process, because more
+    wrong logins could lock the account. But Airflow may retry the task, which then takes the connection's present
+    password.
+    """
+
+    code = "CDC-1200"
 
 
 class ConfigurationError(TerminalError):

@@ -13,6 +13,7 @@ from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHo
 
 from airflow_provider_cdc.errors import ConfigurationError, SourceUnavailable  # noqa: E402
 from airflow_provider_cdc.hooks.base import CdcHook  # noqa: E402
+from airflow_provider_cdc.hooks.identity import identity_in_event_loop  # noqa: E402
 from airflow_provider_cdc.sources.api.registry import kind_of, open_source  # noqa: E402
 from airflow_provider_cdc.sources.api.source import Source  # noqa: E402
 
@@ -48,7 +49,8 @@ async def source_in_event_loop(conn_id: str) -> Source:
     # must run in this thread. They read the connection's extra through Airflow's streams to its supervisor, and these
     # streams belong to this event loop.
     hook = await asyncio.to_thread(_hook_for, connection, conn_id)
-    return open_source(hook.settings_of(connection))
+    identity = await identity_in_event_loop(connection.extra_dejson, hook.where)
+    return open_source(hook.settings_of(connection, identity))
 
 
 def _hook_for(connection: Any, conn_id: str) -> CdcHook:

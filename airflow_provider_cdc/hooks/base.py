@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_provider_cdc.errors import CdcError, ConfigurationError
+from airflow_provider_cdc.hooks.identity import auth_of, credentials_of, read_identity
 from airflow_provider_cdc.sources.api.registry import SourceKind, kind_of, open_source
 from airflow_provider_cdc.sources.api.source import ConnectionSettings, Source
 from airflow_provider_cdc.sources.session import warning
@@ -50,11 +51,20 @@ class CdcHook(BaseHook):
 
         :raises ConfigurationError: the connection has no host or user, or its extra has unsupported fields.
         """
-        return self.settings_of(self.get_connection(self.source_conn_id))
+        connection = self.get_connection(self.source_conn_id)
+        return self.settings_of(connection, read_identity(connection.extra_dejson, self.where))
 
-    def settings_of(self, connection: Any) -> ConnectionSettings:
-        """Return the `settings` of ``connection``. The caller has already read the connection from Airflow."""
-        where = f"connection {self.source_conn_id!r}"
+    @property
+    def where(self) -> str:
+        """The connection, for messages."""
+        return f"connection {self.source_conn_id!r}"
+
+    def settings_of(self, connection: Any, identity: Any) -> ConnectionSettings:
+        """Return the `settings` of ``connection``. The caller has already read the connection from Airflow.
+
+        :param identity: the connection with the credentials for tokens (`hooks.identity.read_identity`).
+        """
+        where = self.where
         for field, value in (("host", connection.host), ("login", connection.login)):
             if not value:
                 raise ConfigurationError(f"it has no {field}", where=where, hint=f"set the {field} of the connection")
@@ -67,15 +77,18 @@ class CdcHook(BaseHook):
                 where=where,
                 hint=f"create a connection of type {self.conn_type}, and set its host, port, login and password",
             )
+        auth = auth_of(extra, where)
         settings = ConnectionSettings(
             kind=self.kind.name,
             host=connection.host,
             port=connection.port or self.kind.default_port,
             user=connection.login,
-            password=connection.password or "",
+            password="" if auth else connection.password or "",
             database=connection.schema or "",
             tls=self._own_tls(extra, where) if same_type else self._stock_tls(extra, where),
             options={field: str(extra[field]) for field in self.kind.option_fields if extra.get(field)},
+            auth=auth,
+            credentials=credentials_of(auth, extra, identity, connection.host, where) if auth else {},
         )
         if warning_text := warning(settings):
             _log.warning("%s", warning_text)

@@ -18,7 +18,7 @@ class CdcMysqlHook(CdcHook):
     default_conn_name = "cdc_mysql"
     hook_name = "MySQL (CDC)"
     own_tls_fields = ("tls_server_key",)
-    stock_refused = ("unix_socket", "iam")
+    stock_refused = ("unix_socket",)
 
     def _describe_server(self) -> str:
         settings = self.settings()

@@ -18,7 +18,7 @@ class CdcPostgresHook(CdcHook):
     default_conn_name = "cdc_postgres"
     hook_name = "PostgreSQL (CDC)"
     own_tls_fields = ("tls_channel_binding",)
-    stock_refused = ("hostaddr", "service", "iam", "requirepeer", "require_auth", "sslcrl", "sslcrldir")
+    stock_refused = ("hostaddr", "service", "requirepeer", "require_auth", "sslcrl", "sslcrldir")
 
     def _describe_server(self) -> str:
         settings = self.settings()

@@ -105,12 +105,12 @@ def _where(storage_conn_id: str) -> str:
     return f"{PARAMETER} {storage_conn_id!r}"
 
 
-def _text(extra: Mapping[str, Any], *names: str) -> str:
+def text_of(extra: Mapping[str, Any], *names: str) -> str:
     """Return the first of some fields of the extra that is set; empty: none is."""
     return next((str(extra[name]) for name in names if extra.get(name)), "")
 
 
-def _check_unsupported(extra: Mapping[str, Any], fields: Mapping[str, str], where: str) -> None:
+def check_unsupported(extra: Mapping[str, Any], fields: Mapping[str, str], where: str) -> None:
     """Reject fields that would change whose rights apply, or whom the client trusts. Ignoring them would be worse.
 
     :param fields: the hint for each field.
@@ -121,7 +121,7 @@ def _check_unsupported(extra: Mapping[str, Any], fields: Mapping[str, str], wher
 
 
 def _aws(connection: Any, extra: Mapping[str, Any], where: str) -> dict[str, str]:
-    _check_unsupported(
+    check_unsupported(
         extra,
         {
             "profile_name": "give the keys to the connection; or set AWS_PROFILE in the environment, and no connection",
@@ -136,12 +136,12 @@ def _aws(connection: Any, extra: Mapping[str, Any], where: str) -> dict[str, str
             where=where,
             hint="install the certificate of the authority on the machines",
         )
-    if (method := _text(extra, "assume_role_method")) not in ("", "assume_role"):
+    if (method := text_of(extra, "assume_role_method")) not in ("", "assume_role"):
         raise ConfigurationError(
             f"its assume_role_method is {method}, which is not supported", where=where, hint="use assume_role, or keys"
         )
-    access_key = connection.login or _text(extra, "aws_access_key_id")
-    role = _text(extra, "role_arn")
+    access_key = connection.login or text_of(extra, "aws_access_key_id")
+    role = text_of(extra, "role_arn")
     if role and access_key:
         raise ConfigurationError(
             "it has keys and a role (role_arn); a role is supported only for the identity of the machine",
@@ -154,26 +154,27 @@ def _aws(connection: Any, extra: Mapping[str, Any], where: str) -> dict[str, str
     addressing = str((config.get("s3") or {}).get("addressing_style") or "")
     return {
         "access_key": access_key,
-        "secret_key": connection.password or _text(extra, "aws_secret_access_key"),
-        "session_token": _text(extra, "aws_session_token"),
-        "region": _text(extra, "region_name"),
-        "endpoint": _text(own, "endpoint_url") or _text(extra, "endpoint_url", "host"),
+        "secret_key": connection.password or text_of(extra, "aws_secret_access_key"),
+        "session_token": text_of(extra, "aws_session_token"),
+        "region": text_of(extra, "region_name"),
+        "endpoint": text_of(own, "endpoint_url") or text_of(extra, "endpoint_url", "host"),
         "addressing": addressing if addressing in ("path", "virtual") else "",
         "role_arn": role,
-        "external_id": _text(extra.get("assume_role_kwargs") or {}, "ExternalId"),
+        "external_id": text_of(extra.get("assume_role_kwargs") or {}, "ExternalId"),
     }
 
 
-def _google(connection: Any, extra: Mapping[str, Any], where: str) -> dict[str, str]:
-    extra = {name.removeprefix("extra__google_cloud_platform__"): value for name, value in extra.items()}
+def google_key(extra: Mapping[str, Any], where: str) -> str:
+    """Return the key of the service account in the extra of a Google connection, as JSON. Empty: there is none."""
+    extra = _google_fields(extra)
     instead = "give the connection the key of a service account (Keyfile JSON)"
-    _check_unsupported(
+    check_unsupported(
         extra,
         dict.fromkeys(("key_secret_name", "credential_config_file", "impersonation_chain"), instead),
         where,
     )
     key = extra.get("keyfile_dict") or ""
-    if path := _text(extra, "key_path"):
+    if path := text_of(extra, "key_path"):
         try:
             # Executors need not have this file.
             key = Path(path).read_text()
@@ -189,9 +190,18 @@ def _google(connection: Any, extra: Mapping[str, Any], where: str) -> dict[str, 
             raise ConfigurationError(
                 "its key is not JSON", where=where, hint="paste the whole key file of the service account"
             ) from None
+    return json.dumps(key) if key else ""
+
+
+def _google_fields(extra: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.removeprefix("extra__google_cloud_platform__"): value for name, value in extra.items()}
+
+
+def _google(connection: Any, extra: Mapping[str, Any], where: str) -> dict[str, str]:
+    key, extra = google_key(extra, where), _google_fields(extra)
     return {
-        "key": json.dumps(key) if key else "",
-        "endpoint": _text(extra, "endpoint_url"),
+        "key": key,
+        "endpoint": text_of(extra, "endpoint_url"),
         "anonymous": "true" if extra.get("is_anonymous") else "",
     }
 
@@ -199,14 +209,14 @@ def _google(connection: Any, extra: Mapping[str, Any], where: str) -> dict[str, 
 def _azure(connection: Any, extra: Mapping[str, Any], where: str) -> dict[str, str]:
     kind = str(connection.conn_type)
     extra = {name.removeprefix(f"extra__{kind}__"): value for name, value in extra.items()}
-    parts = dict(part.split("=", 1) for part in _text(extra, "connection_string").split(";") if "=" in part)
-    host = connection.host or _text(extra, "account_url") or parts.get("BlobEndpoint", "")
-    tenant = _text(extra, "tenant_id", "tenant")
+    parts = dict(part.split("=", 1) for part in text_of(extra, "connection_string").split(";") if "=" in part)
+    host = connection.host or text_of(extra, "account_url") or parts.get("BlobEndpoint", "")
+    tenant = text_of(extra, "tenant_id", "tenant")
     login, password = connection.login or "", connection.password or ""
     options = {
         "account": parts.get("AccountName", ""),
-        "key": parts.get("AccountKey", "") or _text(extra, "shared_access_key"),
-        "sas_token": (_text(extra, "sas_token") or parts.get("SharedAccessSignature", "")).lstrip("?"),
+        "key": parts.get("AccountKey", "") or text_of(extra, "shared_access_key"),
+        "sas_token": (text_of(extra, "sas_token") or parts.get("SharedAccessSignature", "")).lstrip("?"),
         "tenant_id": tenant,
     }
     if tenant:

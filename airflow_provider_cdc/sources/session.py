@@ -49,6 +49,8 @@ def trust_in(settings: ConnectionSettings, more: Collection[str] = ()) -> Trust:
     ``required``. If a certificate authority is given, the server's certificate is always verified, regardless of the
     mode.
 
+    A token is sent as it is, so sessions that log in with tokens need TLS, and a server that has proved its identity.
+
     :param more: further fields that ``ConnectionSettings.tls`` may have for this kind of database.
     :raises ConfigurationError: the settings contradict each other, or have unknown fields or values.
     """
@@ -72,8 +74,17 @@ def trust_in(settings: ConnectionSettings, more: Collection[str] = ()) -> Trust:
     if ca:
         mode = VERIFY_IDENTITY if mode == VERIFY_IDENTITY else VERIFY_CA
     elif not mode:
-        mode = PREFERRED if nobody_between and not tls.get("cert") else REQUIRED
-    return Trust(mode, may_reveal=nobody_between or mode in _VERIFYING)
+        mode = PREFERRED if nobody_between and not tls.get("cert") and not settings.auth else REQUIRED
+    trust = Trust(mode, may_reveal=nobody_between or mode in _VERIFYING)
+    if settings.auth and not (trust.encrypted and trust.may_reveal):
+        raise ConfigurationError(
+            f"a token ({settings.auth}) is sent to the server as it is, "
+            + ("and the server's identity is not verified" if trust.encrypted else f"and tls_mode is {mode}"),
+            where=settings.address,
+            hint="in the field `tls_ca`, enter the authority that signed the server's certificate: the provider of the "
+            "cloud publishes it as a file. Leave `tls_mode` empty",
+        )
+    return trust
 
 
 def is_local(host: str) -> bool:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from airflow_provider_cdc.core.options.run import STOP
 from airflow_provider_cdc.core.run.results import SNAPSHOT
 from airflow_provider_cdc.counted import duration
-from airflow_provider_cdc.errors import RunwayTooShort, TransientError
+from airflow_provider_cdc.errors import LoginRefused, RunwayTooShort, TransientError
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.sources.api.source import NeededLog
@@ -171,8 +171,8 @@ class SourceWatch:
         if self._asking is not None and self._asking.is_alive():
             return
         self._asking, error, self._error = None, self._error, None
-        if isinstance(error, TransientError):
-            # A failed check does not stop the step. If the source is down, the reads fail.
+        if isinstance(error, TransientError | LoginRefused):
+            # A failed check does not stop the step. If the source is down, or the password was changed, the reads fail.
             log(f"{self._title}: could not check the source: {error.message}")
         elif error is not None:
             raise error

@@ -17,7 +17,7 @@ from airflow_provider_cdc.core.run.run import scratch_of
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.uri import check_fits, current, lake_of
 from airflow_provider_cdc.core.tables.table import TableName
-from airflow_provider_cdc.errors import PreflightError, Problem, TerminalError, TransientError
+from airflow_provider_cdc.errors import LoginRefused, PreflightError, Problem, TerminalError, TransientError
 from airflow_provider_cdc.hooks.catalog import lake_settings
 from airflow_provider_cdc.operators.arguments.options import Allowed
 from airflow_provider_cdc.operators.base import scratch_for
@@ -97,7 +97,7 @@ def collected(problems: list[Problem], where: str) -> Iterator[None]:
     except PreflightError as error:
         # Several checks may find the same problem.
         problems.extend(one for one in error.problems if one not in problems)
-    except TerminalError as error:
+    except (TerminalError, LoginRefused) as error:
         problems.append(Problem(error.where or where, error.message, error.hint))
     except TransientError as error:
         # A retry may resolve this error, but not the problems that were already found.

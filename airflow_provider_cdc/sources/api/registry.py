@@ -60,8 +60,8 @@ class SourceKind:
 
     @property
     def option_fields(self) -> list[str]:
-        """The fields that are not TLS settings. Their values become ``ConnectionSettings.options``."""
-        return [name for name in self.fields if not name.startswith(_TLS_PREFIX)]
+        """The fields whose values become ``ConnectionSettings.options``."""
+        return [name for name in self.fields if not name.startswith(_TLS_PREFIX) and name not in _TOKEN_FIELDS]
 
     def load(self, path: str, where: str = "") -> Any:
         """Load the class at ``path``, which is ``source`` or ``hook``.
@@ -113,6 +113,21 @@ _TLS_FIELDS: Mapping[str, Field] = {
     },
 }
 
+_TOKEN_FIELDS: Mapping[str, Field] = {
+    "iam": {
+        "label": "Log in with tokens",
+        "description": "Instead of the password: tokens of AWS, Google Cloud or Microsoft Entra.",
+        "schema": {"type": ["boolean", "null"]},
+    },
+    "aws_conn_id": _text("AWS connection", "Its identity makes the tokens. Default: aws_default, or the machine's."),
+    "region_name": _text(
+        "AWS region", "The region of the server. Default: that of the AWS connection, or of the host."
+    ),
+    "gcp_conn_id": _text("Google connection", "Its service account makes the tokens for Cloud SQL."),
+    "azure_conn_id": _text("Azure connection", "Its identity makes the tokens for Azure Database."),
+}
+"""The fields that name the identity which makes tokens. Airflow's own types have most of them in their extra."""
+
 KINDS = (
     SourceKind(
         name="mysql",
@@ -132,6 +147,7 @@ KINDS = (
                 "Server's RSA key",
                 "Path of the PEM file with the server's public key, to encrypt the password if TLS is disabled.",
             ),
+            **_TOKEN_FIELDS,
         },
     ),
     SourceKind(
@@ -156,6 +172,7 @@ KINDS = (
                 "prefer",
                 "require",
             ),
+            **_TOKEN_FIELDS,
         },
         extra="postgres",
     ),

@@ -1071,9 +1071,12 @@ TLS_FILES = ("ca", "cert", "key", "server_key")
 
 @dataclass(frozen=True)
 class ConnectionSettings:
-    """The settings of a connection to a source. ``password`` never appears in a repr. ``options`` has settings that are
+    """The settings of a connection to a source. Secrets never appear in a repr. ``options`` has settings that are
     specific to one kind of source, such as ``publication`` (the name of an existing publication). ``files`` has the
     contents of the files that ``tls`` names, for machines without these files.
+
+    ``auth`` is empty if sessions log in with ``password``. Otherwise, they log in with tokens that are made from
+    ``credentials`` (`sources.tokens`).
 
     ``tls`` has paths and modes for the driver: ``mode`` (``disabled``, ``preferred``, ``required``, ``verify_ca``,
     ``verify_identity``), ``ca``, ``cert`` and ``key``. ``sources.session`` and the kind of source define more
@@ -1089,6 +1092,8 @@ class ConnectionSettings:
     tls: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict, repr=False)
+    auth: str = ""
+    credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if self.files:

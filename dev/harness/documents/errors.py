@@ -12,7 +12,7 @@ def error_table() -> Iterator[Sequence[str]]:
     for name, kind in sorted(vars(errors).items()):
         if not (isinstance(kind, type) and issubclass(kind, errors.CdcError)) or kind in _ROOTS:
             continue
-        retried = "retries" if issubclass(kind, errors.TransientError) else "fails"
+        retried = "fails" if issubclass(kind, errors.TerminalError) else "retries"
         yield f"[{name}](errors.md#{name.lower()})", kind.code, retried
 
 

@@ -40,6 +40,7 @@ from airflow_provider_cdc.errors import (
 )
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.session import PREFERRED, Trust
+from airflow_provider_cdc.sources.tokens import password_of, refused_login
 
 if TYPE_CHECKING:
     _Driver = pymysql.Connection[Any]
@@ -86,7 +87,7 @@ class GuardedConnection(_Driver):
 
     def __init__(self, settings: ConnectionSettings, trust: Trust, login_seconds: float, **arguments: Any) -> None:
         # Store the password as bytes, because PyMySQL would encode text as Latin-1.
-        self._secret = settings.password.encode()
+        self._secret = password_of(settings).encode()
         # PyMySQL applies these timeouts to the TLS handshake, too.
         timeouts = {"read_timeout": login_seconds, "write_timeout": login_seconds}
         super().__init__(**{**arguments, **timeouts}, defer_connect=True)
@@ -446,6 +447,8 @@ _LOST = {
 _INIT_CONNECT_FAILED = 1184
 _PASSWORD_EXPIRED = {1820, 1862}
 _ACCOUNT_LOCKED = 3118
+_BLOCKED = 3955
+"""The error number for an account that is locked for a time, after too many wrong logins."""
 _BUSY = {1040, 1041, 1203, 1226}
 _LIMIT_REACHED = 1226
 _LIMIT = re.compile(r"'(max_user_connections|max_questions|max_updates|max_connections_per_hour)'\D*(\d*)")
@@ -609,7 +612,11 @@ def connect_error(settings: ConnectionSettings, error: pymysql.MySQLError) -> Cd
             # The server reports the same error for both.
             message += ", or the account requires a client certificate (REQUIRE X509)"
             hint += ", or enter a client certificate in the fields `tls_cert` and `tls_key`"
-        return ConfigurationError(message, where=where, hint=hint)
+        return refused_login(settings, message, hint)
+    if code in _PASSWORD_EXPIRED:
+        return refused_login(settings, text, "give the connection's user a new password (ALTER USER)")
+    if code == _BLOCKED:
+        return refused_login(settings, text, "ALTER USER … ACCOUNT UNLOCK, for the connection's user")
     if code == 3159:
         return ConfigurationError(
             "the server accepts only encrypted connections", where=where, hint="set the field `tls_mode` to required"

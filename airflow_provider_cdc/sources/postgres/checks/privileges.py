@@ -13,7 +13,7 @@ from uuid import uuid4
 import psycopg
 
 from airflow_provider_cdc.core.tables.table import Table
-from airflow_provider_cdc.errors import ConfigurationError, Problem, TransientError
+from airflow_provider_cdc.errors import ConfigurationError, LoginRefused, Problem, TransientError
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog
 from airflow_provider_cdc.sources.postgres.catalog.schema import Leaf, leaves
@@ -21,6 +21,7 @@ from airflow_provider_cdc.sources.postgres.server.server import allow_replicatio
 from airflow_provider_cdc.sources.postgres.server.session import Connection, connect, query, quote
 from airflow_provider_cdc.sources.postgres.slots import slots
 from airflow_provider_cdc.sources.postgres.slots.publications import relations_sql
+from airflow_provider_cdc.sources.tokens import RDS_IAM
 
 _PLACE = "ctid"
 """The system column with the physical location of a row."""
@@ -49,13 +50,14 @@ class Privileges:
         with suppress(TransientError):
             try:
                 connect(settings, replication=True).close()
-            except ConfigurationError as error:
+            except (ConfigurationError, LoginRefused) as error:
                 problems.append(
                     Problem(
                         "REPLICATION",
                         "this user cannot open a replication connection, so it can neither create a replication slot "
                         f"nor read from one: {error.message}",
-                        allow_replication(platform(self._connection), self._user),
+                        allow_replication(platform(self._connection), self._user)
+                        + ("; and set rds.iam_auth_for_replication to 1" if settings.auth == RDS_IAM else ""),
                     )
                 )
         if not problems and (refused := self._refused_by_slots()):

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 from urllib.parse import quote as percent
 from urllib.parse import urlencode
+from weakref import WeakKeyDictionary
 
 import adbc_driver_manager
 import psycopg
@@ -43,6 +44,7 @@ from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.session_variables import SESSION_SETTINGS
 from airflow_provider_cdc.sources.session import trust_in, without_frames
+from airflow_provider_cdc.sources.tokens import password_of, refused_login
 
 # Keeps libpq's environment variables from changing sessions.
 #
@@ -137,17 +139,15 @@ def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], te
     # After a timeout there is no SQLSTATE, and a second attempt would only wait again.
     match "" if "timeout expired" in text else state_of_refusal(arguments):
         case "28P01":
-            return ConfigurationError(
-                "the server refuses this user or password",
-                where=where,
-                hint="correct the connection's login and password",
+            return refused_login(
+                settings, "the server refuses this user or password", "correct the connection's login and password"
             )
         case "28000":
-            return ConfigurationError(
+            return refused_login(
+                settings,
                 f"the server refuses this user or password, this user's connections from this machine, or these TLS "
                 f"settings: {message}",
-                where=where,
-                hint="correct the connection's login and its TLS mode, or make the server accept them (pg_hba.conf, "
+                "correct the connection's login and its TLS mode, or make the server accept them (pg_hba.conf, "
                 f"ALTER ROLE {quote(settings.user)} LOGIN)",
             )
         case "3D000":
@@ -248,6 +248,8 @@ def _set_verbose(connection: Any) -> None:
 
 
 Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
+_with_tokens: WeakKeyDictionary[Connection, ConnectionSettings] = WeakKeyDictionary()
+"""The settings of the open sessions that logged in with a token."""
 ReadingConnection: TypeAlias = "dbapi.Connection"
 
 OLDEST_VERSION = 15
@@ -311,6 +313,8 @@ def connect(settings: ConnectionSettings, *, replication: bool = False) -> Conne
     except BaseException:
         connection.close()
         raise
+    if settings.auth:
+        _with_tokens[connection] = settings
     return connection
 
 
@@ -409,6 +413,7 @@ def parameters(settings: ConnectionSettings) -> dict[str, str]:
             where=settings.address,
             hint="set the schema of the connection to the database that holds the tables",
         )
+    tls = _tls(settings)
     options = " ".join(
         f"-c {name}={_escaped(setting)}"
         for name, setting in {**session_setup.SETTINGS, **session_setup.KEEPALIVE}.items()
@@ -417,7 +422,7 @@ def parameters(settings: ConnectionSettings) -> dict[str, str]:
         "host": settings.host,
         "port": str(settings.port),
         "user": settings.user,
-        "password": settings.password,
+        "password": password_of(settings),
         "dbname": settings.database,
         # If these parameters are missing, libpq uses the environment of this process or a service file.
         "hostaddr": "",
@@ -430,14 +435,17 @@ def parameters(settings: ConnectionSettings) -> dict[str, str]:
         "keepalives_interval": "15",
         "keepalives_count": "4",
         "options": options,
-        **_tls(settings),
+        **tls,
     }
     return {**defaults(given), **given}
 
 
 def parameters_of(connection: Connection) -> dict[str, str]:
-    """Return the libpq parameters with which a session was opened."""
-    return {**connection.info.get_parameters(), "password": connection.info.password}
+    """Return the libpq parameters with which a session was opened. A token is made anew, because it may have
+    expired."""
+    settings = _with_tokens.get(connection)
+    password = connection.info.password if settings is None else password_of(settings)
+    return {**connection.info.get_parameters(), "password": password}
 
 
 def _escaped(setting: str) -> str:

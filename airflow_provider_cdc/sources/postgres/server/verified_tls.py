@@ -105,10 +105,11 @@ def _encrypted(settings: ConnectionSettings) -> ssl.SSLSocket:
         context.load_cert_chain(tls["cert"], tls["key"], password="")
     plain = socket.create_connection((settings.host, settings.port), CONNECT_SECONDS)
     try:
+        arguments = parameters(settings)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for name in ("keepalives_idle", "keepalives_interval", "keepalives_count"):
             option = {"idle": socket.TCP_KEEPIDLE, "interval": socket.TCP_KEEPINTVL, "count": socket.TCP_KEEPCNT}
-            plain.setsockopt(socket.IPPROTO_TCP, option[name.rpartition("_")[2]], int(parameters(settings)[name]))
+            plain.setsockopt(socket.IPPROTO_TCP, option[name.rpartition("_")[2]], int(arguments[name]))
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         plain.sendall(_SSL_REQUEST)
         # Read only one byte. Further bytes could come from an attacker, because nothing is encrypted yet.
