@@ -127,6 +127,7 @@ def _aws_errors(settings: ConnectionSettings) -> Iterator[None]:
             raise _unreachable(settings, "AWS", answer.get("Code")) from None
         raise _identity_refused(settings, "AWS", f"{answer.get('Code')}: {answer.get('Message')}") from None
     except (
+        exceptions.ConnectionError,
         exceptions.HTTPClientError,
         exceptions.MetadataRetrievalError,
         exceptions.CredentialRetrievalError,
@@ -148,6 +149,9 @@ def _cloudsql(settings: ConnectionSettings) -> str:
             return str(credentials.token)
     except exceptions.DefaultCredentialsError:
         raise _no_identity(settings, "Google") from None
+    except ValueError as error:
+        # The message may show a part of the key.
+        raise _identity_refused(settings, "Google", f"the key is invalid ({type(error).__name__})") from None
     except exceptions.GoogleAuthError as error:
         raise (_unreachable if error.retryable else _identity_refused)(settings, "Google", error) from None
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from airflow_provider_cdc.errors import LoginRefused
 from airflow_provider_cdc.hooks import open_hook
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from harness.mysql_server import MysqlServer
-from harness.pipeline import Pipeline, published
+from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_server import PostgresServer
 from harness.token_gate import MysqlGate, PostgresGate, RdsTokens, TokenGate
 
-TABLES = "orders", "lines"
+TABLES = "orders", "lines", "visits"
 ROWS = 3000
 OF_DATABASE = "FROM pg_replication_slots WHERE database = %s"
 TOKEN_SECONDS = 3.0
@@ -29,7 +33,7 @@ REGION = "eu-central-1"
 
 @dataclass
 class Shop:
-    """Two tables on a server. MySQL: and the account ``reader``, which has no password."""
+    """Two tables on a server, and the account ``reader``."""
 
     server: MysqlServer | PostgresServer
     place: str
@@ -38,6 +42,8 @@ class Shop:
         if isinstance(self.server, MysqlServer):
             self.server.query("CREATE USER reader@localhost")
             self.server.query("GRANT ALL ON *.* TO reader@localhost")
+        else:
+            self.server.query("CREATE ROLE reader LOGIN SUPERUSER")
         for table in TABLES:
             self.run(f"CREATE TABLE {self.name(table)} (id INT PRIMARY KEY, n INT)")
             if isinstance(self.server, PostgresServer):
@@ -47,6 +53,17 @@ class Shop:
                 self.run(f"INSERT INTO {self.name(table)} VALUES {values}")
             analyze = "ANALYZE TABLE" if isinstance(self.server, MysqlServer) else "VACUUM ANALYZE"
             self.run(f"{analyze} {self.name(table)}")
+
+    def set_password(self, password: str) -> ConnectionSettings:
+        """Change the password of the account, and return the settings of a connection with it."""
+        account = "USER reader@localhost IDENTIFIED BY" if self.is_mysql else "ROLE reader PASSWORD"
+        self.server.query(f"ALTER {account} '{password}'")
+        settings = settings_of(self.server, "reader", password)
+        return settings if self.is_mysql else replace(settings, database=self.place)
+
+    @property
+    def is_mysql(self) -> bool:
+        return isinstance(self.server, MysqlServer)
 
     @property
     def pattern(self) -> str:
@@ -77,6 +94,7 @@ def shop(request: pytest.FixtureRequest) -> Iterator[Shop]:
     if request.param == "mysql":
         server.query("DROP USER reader@localhost")
     else:
+        server.query("DROP ROLE reader")
         server.query(f"SELECT pg_drop_replication_slot(slot_name) {OF_DATABASE}", [shop.place])
 
 
@@ -147,3 +165,44 @@ def test_each_session_of_a_run_and_of_the_next_one_logs_in_with_a_token_that_is_
     shown = "".join(capfd.readouterr()).encode() + repr((settings, spark.sparkContext.getConf().getAll())).encode()
     for secret in (SECRET_KEY, "X-Amz-Signature", "X-Amz-Credential"):
         assert not any(secret.encode() in text for text in (*kept, shown)), secret
+
+
+def files(folder: Path) -> dict[Path, int]:
+    """The data files, with the times when they were written."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*.parquet")}
+
+
+@pytest.mark.slow
+def test_password_that_is_changed_before_any_step_stops_it_until_a_retry_brings_the_new_one(
+    shop: Shop, spark: Any, tmp_path: Path
+) -> None:
+    def with_password(password: str) -> Pipeline:
+        settings = shop.set_password(password)
+        return Pipeline(spark, settings, tmp_path.as_uri(), [shop.pattern], chunk_rows=1000, chunk_pause=0.3)
+
+    run = with_password("pass-word-0")
+    run.record()
+    expected = {table: shop.rows(table) for table in TABLES}
+    shop.change("orders", 1)
+    with ThreadPoolExecutor(1) as pool:
+        step = pool.submit(run.snapshot)
+        while not files(tmp_path) and not step.done():
+            time.sleep(0.02)
+        retry = with_password("pass-word-1")
+        # Open sessions go on. The next one is refused.
+        with pytest.raises(LoginRefused, match="the server refuses this user or password") as refused:
+            step.result(240)
+    assert "retry the task: it takes the present password of the connection" in refused.value.hint
+    assert "pass-word" not in str(refused.value)
+    kept = files(tmp_path)
+    assert kept
+    retry.snapshot()
+    assert kept.items() <= files(tmp_path).items()
+    shop.change("lines", 2)
+    for number, name in enumerate(("extract_delta", "consolidate"), 2):
+        late, retry = retry, with_password(f"pass-word-{number}")
+        with pytest.raises(LoginRefused):
+            getattr(late, name)()
+        getattr(retry, name)()
+    for name, uri in retry.found["consolidate"]["published"].items():
+        assert Counter(published(uri)[1]) == expected[name.rpartition(".")[2]], name

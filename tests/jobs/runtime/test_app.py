@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import PySparkRuntimeError
 
 from airflow_provider_cdc.core.run.results import SnapshotResult
-from airflow_provider_cdc.errors import ConfigurationError, SchemaChanged, SourceUnavailable, naming
+from airflow_provider_cdc.errors import ConfigurationError, LoginRefused, SchemaChanged, SourceUnavailable, naming
 from airflow_provider_cdc.jobs.runtime import app
 from airflow_provider_cdc.jobs.runtime.driver import check_pyspark, settings_from_environment, to_environment
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
@@ -92,7 +92,13 @@ def test_an_application_goes_on_with_the_steps_after_its_own_and_their_failure_i
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(SchemaChanged("altered", where="s.t", hint="again"), 2), (SourceUnavailable("gone"), 1)]
+    ("error", "code"),
+    [
+        (SchemaChanged("altered", where="s.t", hint="again"), 2),
+        (SourceUnavailable("gone"), 1),
+        # The retry takes the present password.
+        (LoginRefused("wrong password"), 1),
+    ],
 )
 def test_an_error_is_printed_recorded_and_told_by_the_exit_code(
     error: Exception, code: int, stopped: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

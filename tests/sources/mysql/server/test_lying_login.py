@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.errors import CdcError, ConfigurationError, DecodeError, SourceUnavailable
+from airflow_provider_cdc.errors import CdcError, ConfigurationError, DecodeError, LoginRefused, SourceUnavailable
 from airflow_provider_cdc.sources.mysql.server.session import connect, query, session
 from harness.mysql_server import MysqlServer
 from tests.conftest import MysqlFactory
@@ -211,7 +211,7 @@ def test_every_method_of_a_real_server_works_where_the_server_proves_itself(mysq
                 with pytest.raises(ConfigurationError, match=f"authentication method {plugin}") as refused:
                     connect(given)
                 assert "tls_ca" in refused.value.hint
-        with pytest.raises(ConfigurationError, match="refuses this user or password"):
+        with pytest.raises(LoginRefused, match="refuses this user or password"):
             connect(settings_for(server.port, user=plugin, password="wrong", tls=ways[0]))
     server.query("CREATE USER nothing IDENTIFIED WITH caching_sha2_password BY ''")
     for tls in ({}, {"mode": "disabled"}):

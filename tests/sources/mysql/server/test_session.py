@@ -19,6 +19,7 @@ from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import (
     CdcError,
     ConfigurationError,
+    LoginRefused,
     SchemaChanged,
     SourceUnavailable,
     TerminalError,
@@ -90,7 +91,7 @@ class TestTls:
         data = mysql.directory / "data"
         mysql.query("CREATE USER certified REQUIRE X509")
         try:
-            with pytest.raises(ConfigurationError, match="or the account requires a client certificate") as caught:
+            with pytest.raises(LoginRefused, match="or the account requires a client certificate") as caught:
                 connect(settings(mysql, user="certified"))
             assert "tls_cert" in caught.value.hint
             tls = {"cert": str(data / "client-cert.pem"), "key": str(data / "client-key.pem")}
@@ -131,8 +132,8 @@ class TestFailures:
     @pytest.mark.parametrize(
         ("changes", "error", "says"),
         [
-            ({"password": SECRET + "x"}, ConfigurationError, "refuses this user or password"),
-            ({"user": "nobody"}, ConfigurationError, "refuses this user or password"),
+            ({"password": SECRET + "x"}, LoginRefused, "refuses this user or password"),
+            ({"user": "nobody"}, LoginRefused, "refuses this user or password"),
             ({"user": ""}, ConfigurationError, "names no user"),
             ({"host": "no-such-host.invalid"}, ConfigurationError, "no-such-host.invalid"),
             ({"port": 1}, SourceUnavailable, "does not answer"),
@@ -237,14 +238,21 @@ class TestFailures:
             mysql.query("DROP USER powerless")
 
     @pytest.mark.parametrize(
-        ("state", "hint"), [("ACCOUNT LOCK", "ACCOUNT UNLOCK"), ("PASSWORD EXPIRE", "new password")]
+        ("state", "kind", "hint"),
+        [
+            ("ACCOUNT LOCK", ConfigurationError, "ACCOUNT UNLOCK"),
+            ("PASSWORD EXPIRE", LoginRefused, "new password"),
+            ("IDENTIFIED BY 'x' FAILED_LOGIN_ATTEMPTS 1 PASSWORD_LOCK_TIME 1", LoginRefused, "ACCOUNT UNLOCK"),
+        ],
     )
     def test_an_account_that_is_locked_or_has_an_expired_password(
-        self, state: str, hint: str, mysql: MysqlServer
+        self, state: str, kind: type[CdcError], hint: str, mysql: MysqlServer
     ) -> None:
         mysql.query(f"CREATE USER dormant {state}")
         try:
-            with pytest.raises(ConfigurationError) as caught, session(settings(mysql, user="dormant")) as connection:
+            with contextlib.suppress(CdcError), session(settings(mysql, user="dormant")):
+                pass
+            with pytest.raises(kind) as caught, session(settings(mysql, user="dormant")) as connection:
                 query(connection, "SELECT 1")
         finally:
             mysql.query("DROP USER dormant")

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.kernels import Bytes, Int64s
-from airflow_provider_cdc.errors import ConfigurationError, DecodeError, SourceUnavailable
+from airflow_provider_cdc.errors import ConfigurationError, DecodeError, LoginRefused, SourceUnavailable
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.decode import stream
 from airflow_provider_cdc.sources.postgres.decode import stream as packets
@@ -175,7 +175,7 @@ def test_a_wrong_password_over_verified_tls_is_reported_as_such(encrypted: Postg
     tls = {"ca": str(tmp_path / "ca.pem")}
     one = ConnectionSettings("postgres", encrypted.host, encrypted.port, "reader", "wr0ng", DATABASE, tls)
     described = describe(encrypted, DATABASE, "t")
-    with pytest.raises(ConfigurationError, match="refuses this user or password") as refused, open_rows(one, described):
+    with pytest.raises(LoginRefused, match="refuses this user or password") as refused, open_rows(one, described):
         pass
     assert "wr0ng" not in "".join(traceback.format_exception(refused.value))
 

@@ -16,7 +16,14 @@ import pytest
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.core.tables.table import TableName
-from airflow_provider_cdc.errors import CdcError, ConfigurationError, LogGone, SchemaChanged, SourceUnavailable
+from airflow_provider_cdc.errors import (
+    CdcError,
+    ConfigurationError,
+    LogGone,
+    LoginRefused,
+    SchemaChanged,
+    SourceUnavailable,
+)
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.decode import rows
@@ -64,8 +71,8 @@ def test_a_connection_that_cannot_work_says_what_to_fix(way: Way, german: Postgr
     clerk = dataclasses.replace(settings_of(german, "postgres"), user="clerk", password="p")
     superuser = settings_of(german, "postgres")
     cases: list[tuple[ConnectionSettings, type[CdcError], str]] = [
-        (dataclasses.replace(clerk, password="wrong"), ConfigurationError, "refuses this user or password"),
-        (dataclasses.replace(clerk, user="nobody"), ConfigurationError, "refuses this user or password"),
+        (dataclasses.replace(clerk, password="wrong"), LoginRefused, "refuses this user or password"),
+        (dataclasses.replace(clerk, user="nobody"), LoginRefused, "refuses this user or password"),
         (dataclasses.replace(superuser, database="nowhere"), ConfigurationError, "no database 'nowhere'"),
         (dataclasses.replace(clerk, database="closed"), ConfigurationError, "GRANT CONNECT|REPLICATION"),
     ]

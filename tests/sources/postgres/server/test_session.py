@@ -13,6 +13,7 @@ import pytest
 from airflow_provider_cdc.errors import (
     CdcError,
     ConfigurationError,
+    LoginRefused,
     SchemaChanged,
     SourceUnavailable,
     TerminalError,
@@ -110,8 +111,8 @@ def test_a_connection_that_cannot_work_says_what_to_fix(
 ) -> None:
     postgres.query(f"ALTER ROLE {quote(settings.user)} REPLICATION")
     cases: list[tuple[ConnectionSettings, type[CdcError], str]] = [
-        (changed(settings, password="wrong"), ConfigurationError, "refuses this user or password"),
-        (changed(settings, user="nobody at all"), ConfigurationError, "refuses this user or password"),
+        (changed(settings, password="wrong"), LoginRefused, "refuses this user or password"),
+        (changed(settings, user="nobody at all"), LoginRefused, "refuses this user or password"),
         (changed(settings, database="nowhere"), ConfigurationError, "no database 'nowhere'"),
         (changed(settings, tls={"mode": "required"}), ConfigurationError, "TLS"),
         (changed(settings, tls={"mode": "verify_ca", "ca": "/nowhere.pem"}), ConfigurationError, "TLS"),
