@@ -318,7 +318,9 @@ def tries(made: Remote, monkeypatch: pytest.MonkeyPatch) -> Tries:
 
 
 @pytest.mark.slow
-def test_of_two_tries_only_the_later_one_follows_and_ends_the_job(tries: Tries) -> None:
+def test_of_two_tries_only_the_later_one_follows_and_ends_the_job(
+    tries: Tries, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, job = tries.submit()
     second, same = tries.submit()
     assert job == same
@@ -329,6 +331,8 @@ def test_of_two_tries_only_the_later_one_follows_and_ends_the_job(tries: Tries) 
     with pytest.raises(SparkFailed, match="another try of this task follows"):
         first.poll(job)
     assert second.poll(job).phase is Phase.RUNNING
+    # A task that is being killed cannot ask Airflow for a connection.
+    monkeypatch.delenv("AIRFLOW_CONN_EMR")
     second.cancel(job)
     assert tries.states == ["CANCELLED"]
     assert tries.is_revoked(job)
@@ -492,7 +496,7 @@ def test_a_driver_takes_no_answer_that_was_recorded_or_made_without_the_nonce(fo
 
 
 def test_a_revoked_driver_gets_nothing(folder: Storage) -> None:
+    Handover(folder).__enter__()
     folder.write_json(remote.revoked_file("t"), {})
-    folder.write_json(remote.ask_file("t"), {})
     assert not remote.answer(folder, "t", "nonce", SETTINGS)
     assert not folder.exists(remote.give_file("t"))
