@@ -49,7 +49,7 @@ LAST_SECONDS = 10.0
 ANSWER_SECONDS = 900.0
 """How long a driver waits for its settings, in seconds. Airflow's task may be between two tries."""
 REVOKED = 3
-"""The exit code of a driver that was revoked, that nobody follows, or that has reached its deadline."""
+"""The exit code of a driver that was revoked, that no task follows, or that has reached its deadline."""
 
 
 @dataclass(frozen=True)
