@@ -58,6 +58,9 @@ def password_of(settings: ConnectionSettings) -> str:
             hint=f"pip install 'airflow-provider-cdc[{_EXTRAS[settings.auth]}]' in the Python environment of Airflow "
             "and in that of Spark",
         ) from error
+    except CdcError as error:
+        # The stack frames have secrets in local variables.
+        raise error.with_traceback(None) from None
 
 
 def refused_login(settings: ConnectionSettings, message: str, hint: str) -> LoginRefused:

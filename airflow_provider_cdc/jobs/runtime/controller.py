@@ -21,7 +21,7 @@ from airflow_provider_cdc.core.control.effective import READERS, Effective
 from airflow_provider_cdc.core.run.run import Run, RunRestarted
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.counted import duration
-from airflow_provider_cdc.errors import CdcError
+from airflow_provider_cdc.errors import CdcError, LoginRefused
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.sources.api.source import Source
 
@@ -39,10 +39,11 @@ CALM = 2
 @dataclass(frozen=True)
 class Measured:
     """A measurement. ``excess`` has the signals above their thresholds, in words. ``failed`` says why nothing could be
-    measured."""
+    measured. ``is_last`` is true if the login was refused, because more wrong logins could lock the account."""
 
     excess: tuple[str, ...] = ()
     failed: str = ""
+    is_last: bool = False
 
 
 def measure(source: Source, thresholds: Mapping[str, float]) -> Measured:
@@ -57,7 +58,8 @@ def measure(source: Source, thresholds: Mapping[str, float]) -> Measured:
             )
         )
     except Exception as error:
-        return Measured(failed=getattr(error, "message", f"{type(error).__name__}: {error}"))
+        failed = getattr(error, "message", f"{type(error).__name__}: {error}")
+        return Measured(failed=failed, is_last=isinstance(error, LoginRefused))
 
 
 class Meter:
@@ -68,6 +70,7 @@ class Meter:
         self._asking: threading.Thread | None = None
         self._asked = 0.0
         self._found: Measured | None = None
+        self._ended = False
 
     def measured(self, thresholds: Mapping[str, float]) -> Measured | None:
         """Return the result of the last measurement, and begin the next one. Return None if the last one is not done
@@ -78,6 +81,9 @@ class Meter:
             self._asked = time.monotonic()
             return Measured(failed=f"the server has not answered for {ANSWER_SECONDS:.0f} s")
         found, self._found, self._asked = self._found, None, time.monotonic()
+        self._ended = self._ended or (found is not None and found.is_last)
+        if self._ended:
+            return found
         self._asking = threading.Thread(target=self._ask, args=(thresholds,), name="meter", daemon=True)
         self._asking.start()
         return found

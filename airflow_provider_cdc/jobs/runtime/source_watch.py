@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -174,6 +175,9 @@ class SourceWatch:
         if isinstance(error, TransientError | LoginRefused):
             # A failed check does not stop the step. If the source is down, or the password was changed, the reads fail.
             log(f"{self._title}: could not check the source: {error.message}")
+            if isinstance(error, LoginRefused):
+                # More wrong logins could lock the account.
+                self._last = math.inf
         elif error is not None:
             raise error
         needed, self._needed = self._needed, None

@@ -14,10 +14,10 @@ from airflow_provider_cdc.core.control import effective
 from airflow_provider_cdc.core.control.acts import act_on
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.errors import RunStopped
+from airflow_provider_cdc.errors import LoginRefused, RunStopped
 from airflow_provider_cdc.jobs import spool as spooler_module
 from airflow_provider_cdc.jobs.runtime import controller, turn
-from airflow_provider_cdc.jobs.runtime.controller import controlled, measure
+from airflow_provider_cdc.jobs.runtime.controller import Measured, Meter, controlled, measure
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.snapshot.reread import ReadAgain
 from airflow_provider_cdc.jobs.spool import Spooler
@@ -99,6 +99,24 @@ def test_a_number_that_is_none_counts_as_not_measured() -> None:
 
     broken: Any = Broken()
     assert "TypeError" in measure(broken, {"threads_running": 1.0}).failed
+
+
+def test_after_a_refused_login_the_governor_does_not_log_in_again() -> None:
+    asked: list[object] = []
+
+    class Refusing:
+        def load(self, signals: object) -> Any:
+            asked.append(signals)
+            raise LoginRefused("another password")
+
+    refusing: Any = Refusing()
+    meter = Meter(refusing)
+    found: list[Measured] = []
+    while not found:
+        found += [one for one in [meter.measured({"threads_running": 1.0})] if one]
+    assert found == [Measured(failed="another password", is_last=True)]
+    assert [meter.measured({"threads_running": 1.0}) for _ in range(3)] == [None, None, None]
+    assert len(asked) == 1
 
 
 def test_a_task_that_reads_rows_again_holds_no_session_while_it_waits_and_leaves(step: Step) -> None:

@@ -15,7 +15,7 @@ from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.tables.table import Table
-from airflow_provider_cdc.errors import CdcError, LogGone, LoginRefused, SchemaChanged, SourceUnavailable
+from airflow_provider_cdc.errors import LogGone, LoginRefused, SchemaChanged, SourceUnavailable
 from airflow_provider_cdc.jobs.runtime import source_watch
 from airflow_provider_cdc.jobs.snapshot import read as snapshot
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
@@ -89,15 +89,24 @@ def test_what_is_over_ends_the_read_before_any_part_is_complete(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [SourceUnavailable, LoginRefused])
-def test_a_server_that_does_not_answer_for_a_moment_or_has_another_password_does_not(
-    kind: type[CdcError], long_read: MakeRunner, source: Failing, monkeypatch: pytest.MonkeyPatch
+def test_a_server_that_does_not_answer_for_a_moment_does_not(
+    long_read: MakeRunner, source: Failing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source_watch, "WATCH_SECONDS", 0.1)
     source.wanted = 3
-    source.error = kind("no answer", where="db", hint="wait")
+    source.error = SourceUnavailable("no answer", where="db", hint="wait")
     long_read(source, 10).steps()[0]()
     assert source.asked > 2
+
+
+@pytest.mark.slow
+def test_after_a_refused_login_the_read_goes_on_and_nothing_logs_in_again(
+    long_read: MakeRunner, source: Failing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_watch, "WATCH_SECONDS", 0.1)
+    source.error = LoginRefused("another password", where="db", hint="retry")
+    long_read(source, 10).steps()[0]()
+    assert source.asked == 2
 
 
 @pytest.mark.slow
