@@ -9,13 +9,15 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +27,7 @@ import psycopg
 import pymysql
 
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
-from harness.bench.processes import TreeMemory, cpu_seconds
+from harness.bench.processes import TreeMemory, cpu_seconds, tree
 from harness.errors import HarnessError
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import SUPERUSER, PostgresServer
@@ -136,24 +138,26 @@ class Contender:
     def pid(self) -> int:
         return self._process.pid
 
-    def ready(self) -> None:
+    def ready(self, limit: float | None = None) -> None:
         """Wait until the contender can take orders.
 
+        :param limit: as in `run`.
         :raises HarnessError: the contender could not start.
         """
-        self._answer()
+        self._answer(limit)
 
-    def run(self, order: Order) -> dict[str, Any]:
+    def run(self, order: Order, limit: float | None = None) -> dict[str, Any]:
         """Execute an order. Return its result, with ``seconds``, ``peak_rss_mb`` and ``cpu_seconds`` of all processes.
 
-        :raises HarnessError: the contender failed, or handled another number of rows.
+        :param limit: seconds after which the contender and all its processes are killed; None: no limit.
+        :raises HarnessError: the contender failed, did not finish in time, or handled another number of rows.
         """
         assert self._process.stdin is not None
         before = cpu_seconds(self.pid)
         with TreeMemory(self.pid) as memory:
             self._process.stdin.write(json.dumps(asdict(order)) + "\n")
             self._process.stdin.flush()
-            found = self._answer()
+            found = self._answer(limit)
         if found["rows"] != order.rows:
             raise HarnessError(f"{self.name} handled {found['rows']:,} rows of {order.table}, not {order.rows:,}")
         return {**found, "peak_rss_mb": memory.peak, "cpu_seconds": cpu_seconds(self.pid) - before}
@@ -169,13 +173,23 @@ class Contender:
         try:
             self._process.wait(30)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self._kill()
         finally:
             self._scratch.cleanup()
 
-    def _answer(self) -> dict[str, Any]:
+    def _kill(self) -> None:
+        """Kill the contender and its descendants. Its server sessions then end, too."""
+        for pid in tree(self.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _answer(self, limit: float | None) -> dict[str, Any]:
         assert self._process.stdout is not None
+        # The contender writes one line for each order, so nothing is left in the buffer of `stdout`.
+        if not select.select([self._process.stdout], [], [], limit)[0]:
+            self._kill()
+            raise HarnessError(f"not finished in {limit:,.0f} s (see {self._log})")
         line = self._process.stdout.readline()
         answer: dict[str, Any] = json.loads(line) if line else {"error": "the process ended"}
         if error := answer.get("error"):

@@ -35,15 +35,30 @@ class Counts:
 
 
 @dataclass(frozen=True)
+class Example:
+    """A wrong row: its table, what is wrong, and the row in the copy and in the source. None: there is no such row."""
+
+    table: str
+    kind: str
+    copied: Row | None
+    source: Row | None
+
+    def __str__(self) -> str:
+        return f"{self.table}, {self.kind}: copy {self.copied or 'none'}, source {self.source or 'none'}"
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The result for one copy. ``tables`` has, by table, the counts at its own best position, and ``right`` the tables
     that are right there. ``common`` has the wrong rows of all tables at the best common position. ``positions`` is the
-    number of positions that were searched, and ``rows`` the number of rows of the copy."""
+    number of positions that were searched, and ``rows`` the number of rows of the copy. ``example`` is a row that is
+    wrong at the best position of its own table, or else at the best common one; None: no row is wrong."""
 
     tables: Mapping[str, Counts]
     common: int
     positions: int
     rows: int
+    example: Example | None = None
 
     @property
     def right(self) -> list[str]:
@@ -70,6 +85,13 @@ class _Table:
     def counts(self) -> Counts:
         return Counts(**self._counts)
 
+    def example(self, table: str) -> Example | None:
+        """Return a row that is wrong at the present position. None: no row is wrong, or only rows that the copy has
+        several times."""
+        for key, kind in self._wrong.items():
+            return Example(table, kind, self._copied.get(key), self._source.get(key))
+        return None
+
     def _compare(self, key: Any) -> None:
         if (before := self._wrong.pop(key, None)) is not None:
             self._counts[before] -= 1
@@ -81,29 +103,36 @@ class _Table:
 
 
 class Judge:
-    """Follows the source from one state on."""
+    """Follows the source from one state on. ``state`` has the rows of each table, by key."""
 
     def __init__(self, state: Contents) -> None:
-        self._state = {table: {row[0]: row for row in rows} for table, rows in state.items()}
+        self.state = {table: {row[0]: row for row in rows} for table, rows in state.items()}
 
     def follow(self, commits: Sequence[Commit]) -> None:
         """Let the source change without judging."""
         for commit in commits:
             for table, key, row in commit.changes:
                 if row is None:
-                    self._state[table].pop(key, None)
+                    self.state[table].pop(key, None)
                 else:
-                    self._state[table][key] = row
+                    self.state[table][key] = row
 
     def judge(self, contents: Contents, commits: Sequence[Commit]) -> Verdict:
         """Judge a copy at the present position, and at each position after one of ``commits``."""
-        tables = {table: _Table(state, contents[table]) for table, state in self._state.items()}
-        best = {table: one.counts() for table, one in tables.items()}
-        common = sum(counts.wrong for counts in best.values())
-        for commit in commits:
+        tables = {table: _Table(state, contents[table]) for table, state in self.state.items()}
+        best: dict[str, Counts] = {}
+        examples: dict[str, Example | None] = {}
+        common, of_common = -1, None
+        for commit in (Commit(), *commits):
             for table, key, row in commit.changes:
                 tables[table].apply(key, row)
             present = {table: one.counts() for table, one in tables.items()}
-            best = {table: min(best[table], present[table], key=lambda counts: counts.wrong) for table in tables}
-            common = min(common, sum(counts.wrong for counts in present.values()))
-        return Verdict(best, common, len(commits) + 1, sum(map(len, contents.values())))
+            for table, counts in present.items():
+                if table not in best or counts.wrong < best[table].wrong:
+                    best[table], examples[table] = counts, tables[table].example(table)
+            wrong = sum(counts.wrong for counts in present.values())
+            if common < 0 or wrong < common:
+                common = wrong
+                of_common = next((found for name, one in tables.items() if (found := one.example(name))), None)
+        example = next(filter(None, examples.values()), of_common)
+        return Verdict(best, common, len(commits) + 1, sum(map(len, contents.values())), example)

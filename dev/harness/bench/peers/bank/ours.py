@@ -28,6 +28,7 @@ def prepare(address: Address) -> Work:
             [order.table],
             run_id=f"202601{order.night + 1:02}T000000Z-00000000",
             refresh="changes" if order.night else "full",
+            standing_slot="truth" if address.kind == "postgres" else "",
         )
         pipeline.record()
         pipeline.finish()

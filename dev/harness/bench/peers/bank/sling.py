@@ -1,15 +1,18 @@
-"""Sling: a replication of all tables to Parquet files. It has an environment of its own."""
+"""Sling: a replication of all tables to SQLite, because it downloads a program to write Parquet. It has an environment
+of its own. The later nights merge the rows with a new value of the cursor column."""
 
 from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 from harness.bench.bank import SCHEMA, TABLES
 from harness.bench.contender import Address, Order, Work
-from harness.bench.peers.bank import parquet_files, timed
+from harness.bench.peers.bank import Files, timed, write_rows
 from harness.bench.peers.bank.own import SLING, own_environment
 
 
@@ -24,13 +27,28 @@ def prepare(address: Address) -> Work:
     def copy(order: Order, folder: Path) -> None:
         replication = {
             "source": "BENCH",
-            "target": "LOCAL",
-            "defaults": {"mode": "full-refresh", "object": f"file://{folder}/{{stream_table}}.parquet"},
+            "target": "LAKE",
+            "defaults": {
+                "mode": "incremental",
+                "primary_key": ["id"],
+                "update_key": "updated",
+                "object": "main.{stream_table}",
+            },
             "streams": {f"{SCHEMA}.{table}": None for table in TABLES},
         }
         (folder / "replication.json").write_text(json.dumps(replication))
-        environment = {**os.environ, "BENCH": url, "HOME": str(folder), "SLING_DISABLE_TELEMETRY": "true"}
+        environment = {**os.environ, "BENCH": url, "LAKE": f"sqlite://{folder}/lake.db", "HOME": str(folder)}
         command = [str(program), "run", "-r", str(folder / "replication.json")]
+        environment["SLING_DISABLE_TELEMETRY"] = "true"
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL, env=environment)
 
-    return timed(copy, parquet_files)
+    return timed(copy, _files)
+
+
+def _files(folder: Path) -> Files:
+    with closing(sqlite3.connect(folder / "lake.db")) as connection:
+        rows = {
+            table: connection.execute(f"SELECT {', '.join(columns)} FROM {table}").fetchall()
+            for table, columns in TABLES.items()
+        }
+    return write_rows(folder, rows)
