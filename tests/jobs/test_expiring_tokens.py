@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ import pytest
 from airflow_provider_cdc.errors import LoginRefused
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
+from airflow_provider_cdc.sources.postgres.catalog.users_code import own_path
+from airflow_provider_cdc.sources.postgres.server.session import session
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_server import PostgresServer
@@ -165,6 +168,30 @@ def test_each_session_of_a_run_and_of_the_next_one_logs_in_with_a_token_that_is_
     shown = "".join(capfd.readouterr()).encode() + repr((settings, spark.sparkContext.getConf().getAll())).encode()
     for secret in (SECRET_KEY, "X-Amz-Signature", "X-Amz-Credential"):
         assert not any(secret.encode() in text for text in (*kept, shown)), secret
+
+
+@pytest.mark.slow
+def test_session_that_is_opened_later_with_the_parameters_of_another_one_has_its_own_token(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    tokens = RdsTokens({ACCESS_KEY: SECRET_KEY}, REGION, TOKEN_SECONDS)
+    with PostgresGate(postgres.port, tmp_path, tokens) as one:
+        tokens.endpoint = f"{one.host}:{one.port}"
+        settings = ConnectionSettings(
+            *("postgres", one.host, one.port, "reader", "", "postgres"),
+            tls={"ca": str(one.authority)},
+            auth="rds_iam",
+            credentials={"access_key": ACCESS_KEY, "secret_key": SECRET_KEY, "region": REGION},
+        )
+        with session(settings) as connection:
+            began = int(time.time())
+            # The token has expired. AWS signs equal tokens within a second.
+            tokens.seen = dict.fromkeys(tokens.seen, -math.inf)
+            while int(time.time()) == began:
+                time.sleep(0.05)
+            assert own_path(connection) == '"$user", public'
+    assert tokens.refused == []
+    assert len(tokens.seen) == 2
 
 
 def files(folder: Path) -> dict[Path, int]:
