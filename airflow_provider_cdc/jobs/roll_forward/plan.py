@@ -56,7 +56,7 @@ class BaseFile:
 
 
 @dataclass(frozen=True)
-class CheckFiles:
+class CheckBaseFiles:
     """A task that checks files of base copies. Spark sends this object to executors."""
 
     source: Source
@@ -156,7 +156,7 @@ def check_bases(step: Step) -> dict[int, list[BaseFile]]:
         for index, entry in enumerate(step.tables)
         if entry.base
     }
-    work = CheckFiles(step.source, base_folders(step), step.tables, places)
+    work = CheckBaseFiles(step.source, base_folders(step), step.tables, places)
     files_by_table: dict[int, list[BaseFile]] = {}
     for base_file in run_tasks(step.spark, "check the base copies", orders, work):
         for base in base_file:
