@@ -129,24 +129,27 @@ def log_file(token: str, number: int) -> str:
     return f"{FOLDER}/{token}.log/{number:06d}.json"
 
 
-def answer(run: Storage, token: str, nonce: str, settings: Mapping[str, Any]) -> bool:
-    """Give a driver its settings, if it asks for them. Return whether it asked.
+def answer(run: Storage, token: str, nonce: str, settings: Mapping[str, Any], answered: str = "") -> str:
+    """Give a driver its settings, if it asks for them. Return the key of the driver; empty: it did not ask.
 
     The answer stays in the folder until the job has ended, so that no other program gets one.
 
     :param settings: JSON data.
+    :param answered: the key of the driver that this process has answered before, even if the answer was removed.
     :raises ConfigurationError: the program that asks does not know the nonce, or is not the one that asked first.
     """
     if not run.exists(ask_file(token)) or run.exists(revoked_file(token)):
-        return False
+        return ""
     try:
         ask = records.read(Ask, run, ask_file(token))
     except ManifestError:
         # Another try has answered meanwhile.
-        return False
+        return ""
     if not hmac.compare_digest(ask.proof.encode(), _proof(nonce, token, ask.key).encode()):
         run.delete_file(ask_file(token))
         raise _intrusion("a program that is not the driver asks for the settings of the connections", run, token)
+    if answered not in ("", ask.key):
+        raise _second(run, token)
     own = X25519PrivateKey.generate()
     key = _text(own.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw))
     shared = own.exchange(X25519PublicKey.from_public_bytes(base64.b64decode(ask.key)))
@@ -157,8 +160,8 @@ def answer(run: Storage, token: str, nonce: str, settings: Mapping[str, Any]) ->
     run.delete_file(ask_file(token))
     # Two tries may answer the same driver.
     if not given and records.read(Give, run, give_file(token)).asked != ask.key:
-        raise _intrusion("a second program asks for the settings of the connections", run, token)
-    return True
+        raise _second(run, token)
+    return ask.key
 
 
 def ask(run: Storage, token: str, nonce: str) -> dict[str, Any]:
@@ -186,6 +189,10 @@ def ask(run: Storage, token: str, nonce: str) -> dict[str, Any]:
     except InvalidTag:
         raise _intrusion("the settings of the connections are not from the Airflow task", run, token) from None
     return dict(json.loads(opened))
+
+
+def _second(run: Storage, token: str) -> ConfigurationError:
+    return _intrusion("a second program asks for the settings of the connections", run, token)
 
 
 def _intrusion(what: str, run: Storage, token: str) -> ConfigurationError:

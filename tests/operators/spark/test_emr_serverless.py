@@ -453,11 +453,16 @@ def folder(tmp_path: Path) -> Storage:
 
 def test_only_the_driver_that_asked_first_gets_the_settings(folder: Storage, tmp_path: Path) -> None:
     with Handover(folder) as driver:
-        assert remote.answer(folder, "t", "nonce", SETTINGS)
+        answered = remote.answer(folder, "t", "nonce", SETTINGS)
     assert driver.answers == [SETTINGS]
     assert "corr3ct" not in (tmp_path / remote.give_file("t")).read_text()
     with pytest.raises(ConfigurationError, match="a second program asks"), Handover(folder):
         remote.answer(folder, "t", "nonce", SETTINGS)
+    # The thief removes the answer first.
+    folder.delete_file(remote.give_file("t"))
+    with pytest.raises(ConfigurationError, match="a second program asks"), Handover(folder):
+        remote.answer(folder, "t", "nonce", SETTINGS, answered)
+    assert not folder.exists(remote.give_file("t"))
 
 
 def test_two_tries_answer_one_driver(folder: Storage) -> None:

@@ -111,6 +111,7 @@ class _Followed:
 
     :param follower: the record of this try.
     :param renewed: when it was written.
+    :param answered: the key of the driver that has its settings from this process.
     :param parts: the number of parts of its output that are in the log of the task.
     :param failing_since: when the platform last answered, if it does not answer now.
     """
@@ -120,6 +121,7 @@ class _Followed:
     nonce: str = field(repr=False)
     variables: Mapping[str, str] = field(repr=False)
     renewed: float = field(default_factory=time.monotonic)
+    answered: str = ""
     parts: int = 0
     failing_since: float | None = None
 
@@ -261,7 +263,8 @@ class RemoteLauncher:
         except Exception as error:
             state = self._not_answered(followed, error)
         if state.phase is Phase.RUNNING:
-            remote.answer(followed.run, job.token, followed.nonce, followed.variables)
+            key = remote.answer(followed.run, job.token, followed.nonce, followed.variables, followed.answered)
+            followed.answered = key or followed.answered
         self._log_parts(job, followed)
         if state.phase is not Phase.RUNNING:
             _note_ended(followed.run, job.token)
