@@ -36,7 +36,7 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.published import plain_value
 from airflow_provider_cdc.core.tables.table import Table
-from airflow_provider_cdc.errors import CopyMismatch, ValueNotRepresentable
+from airflow_provider_cdc.errors import CdcError, CopyMismatch, ValueNotRepresentable
 from airflow_provider_cdc.jobs.apply.key_ranges import Range, group_ranges
 from airflow_provider_cdc.jobs.apply.rewind import DECODED_ROWS, TOUCHED_ROWS, Rewind, RewindOutcome, rows_again
 from airflow_provider_cdc.jobs.apply.rolled_file import FOREIGN, AlteredFile, RolledFile, base_columns
@@ -224,8 +224,10 @@ class _Rolling:
     def done(self) -> RewindOutcome:
         try:
             return self._done()
-        except (OSError, pa.ArrowException):
-            # An unreadable file may be damaged.
+        except CdcError:
+            raise
+        except Exception:
+            # A damaged file leads to errors of many kinds: a footer may have any number of rows.
             for file in self._files:
                 file.check_whole()
             raise
