@@ -160,7 +160,7 @@ def _check_filters(settings: ConnectionSettings, connection: Connection, found: 
     filters = _filters(connection)
     if filters is None:
         raise ExactnessError(
-            f"{found}, and this user may not see whether the server left out changes as a replica",
+            f"{found}, and the server does not show this user whether it left out changes as a replica",
             where=settings.address,
             hint=_grants(connection),
         )
@@ -173,7 +173,10 @@ def _check_filters(settings: ConnectionSettings, connection: Connection, found: 
 
 
 def _filters(connection: Connection) -> int | None:
-    """Return the number of replication filters. None: this user may not see them."""
+    """Return the number of replication filters. None: this user may not see them, or the server shows them to no user
+    (``performance_schema=OFF``)."""
+    if not value(connection, "@@global.performance_schema"):
+        return None
     try:
         return sum(len(query(connection, f"SELECT * FROM performance_schema.{name}")) for name in _FILTERS)
     except pymysql.OperationalError as error:
@@ -183,6 +186,9 @@ def _filters(connection: Connection) -> int | None:
 
 
 def _grants(connection: Connection) -> str:
+    """Return a hint: what shows the replication filters to this user."""
+    if not value(connection, "@@global.performance_schema"):
+        return "start the server with performance_schema=ON"
     return "; ".join(f"GRANT SELECT ON performance_schema.{name} TO {account(connection)}" for name in _FILTERS)
 
 
@@ -193,8 +199,8 @@ def after_failover(settings: ConnectionSettings, options: StepOptions) -> str:
     with session(settings) as connection:
         if _filters(connection) is None:
             return (
-                f"{_FAILS}, and the next run reads the tables in full, because this user may not see replication "
-                f"filters: {_grants(connection)}"
+                f"{_FAILS}, and the next run reads the tables in full, because the server does not show this user its "
+                f"replication filters: {_grants(connection)}"
             )
     return (
         f"{_FAILS}; the next run goes on from the last copies if the new server has all of their transactions, has "

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pymysql
 import pytest
 
-from airflow_provider_cdc.core.options.run import TableOptions
+from airflow_provider_cdc.core.options.run import StepOptions, TableOptions
 from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.storage.records import decode, encode
 from airflow_provider_cdc.errors import PreflightError, Problem, TableUnreadable
@@ -376,3 +376,14 @@ class TestPrivileges:
             )
             assert problems(mysql, "w_ld.t", user="w") == []
             assert problems(mysql, "wild.t", user="w")
+
+
+def test_filters_of_a_server_without_a_performance_schema_are_unknown(
+    mysql_factory: Callable[[dict[str, str | None]], MysqlServer],
+) -> None:
+    """Its tables of filters are empty, whatever the server leaves out as a replica."""
+    server = mysql_factory({"performance_schema": "OFF"})
+    settings = ConnectionSettings("mysql", server.host, server.port, "root", tls={"mode": "disabled"})
+    text = MysqlSource(settings).after_failover(StepOptions(refresh="auto"))
+    assert "the next run reads the tables in full" in text
+    assert "start the server with performance_schema=ON" in text
