@@ -8,8 +8,9 @@ from typing import Any
 
 from airflow.providers.common.compat.sdk import BaseHook
 
-from airflow_provider_cdc.errors import CdcError, ConfigurationError
+from airflow_provider_cdc.errors import CdcError, ConfigurationError, PreflightError
 from airflow_provider_cdc.get_provider_info import SPARK_FIELDS, SPARK_LAUNCHERS
+from airflow_provider_cdc.hooks.platforms import Platform
 
 TYPE = "cdc_spark"
 _DAY = 1440
@@ -78,10 +79,19 @@ class CdcSparkHook(BaseHook):
 
     def test_connection(self) -> tuple[bool, str]:
         """Check the rights and the settings. No job is started."""
-        from airflow_provider_cdc.operators.spark.launchers.registry import check_spark, open_launcher
-
         try:
-            check_spark(open_launcher(self.spark_conn_id, {}))
+            problems = open_platform(self.spark_conn_id).check(here=True)
         except CdcError as error:
             return False, str(error)
-        return True, "the application can be used"
+        return (False, str(PreflightError(problems))) if problems else (True, "the application can be used")
+
+
+def open_platform(conn_id: str) -> Platform:
+    """Return the platform that a connection of type ``cdc_spark`` names.
+
+    :raises ConfigurationError: the connection lacks a field, or has unknown fields.
+    """
+    # Imported late, because the platform's module imports this one.
+    from airflow_provider_cdc.hooks.emr_serverless import EmrServerless
+
+    return EmrServerless(CdcSparkHook(conn_id).settings())

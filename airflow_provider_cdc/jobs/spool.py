@@ -77,7 +77,7 @@ def why_not(step: Step) -> str:
     return ""
 
 
-LOOK_SECONDS = 30.0
+POLL_SECONDS = 30.0
 """How often the spool looks whether a piece is due. A shorter run does not spool."""
 PIECE_BYTES = 64 * 2**20
 """A piece is due when this much log has been written."""
@@ -131,7 +131,7 @@ class Spooler:
                 return
 
     def _run(self) -> None:
-        while not self._closed.wait(LOOK_SECONDS):
+        while not self._closed.wait(POLL_SECONDS):
             try:
                 self.poll()
             except TransientError as error:

@@ -46,7 +46,7 @@ SPOOLER = "airflow_provider_cdc.jobs.spool"
 CONSISTENCIES = {"mysql": ["auto", "auto", "lock"], "postgres": ["auto", "auto", "exported", "again"]}
 PUBLISHED, MOVED = "(published)", "(position moved)"
 PACES: dict[str, float] = {
-    f"{SPOOLER}.LOOK_SECONDS": 0.3,
+    f"{SPOOLER}.POLL_SECONDS": 0.3,
     f"{SPOOLER}.PIECE_BYTES": 1,
     "airflow_provider_cdc.jobs.runtime.source_watch.WATCH_SECONDS": 0.5,
 }

@@ -75,7 +75,7 @@ def act_during(run: Pipeline, during: str, act: Callable[[], None], patch: pytes
 def spool_at_once(patch: pytest.MonkeyPatch) -> None:
     """Let runs record pieces of their log all the time, and two pieces at least before each read ends. A run that finds
     DDL in its log records no more pieces."""
-    patch.setattr(spooler, "LOOK_SECONDS", 0.02)
+    patch.setattr(spooler, "POLL_SECONDS", 0.02)
     patch.setattr(spooler, "PIECE_BYTES", 1)
     pause = spooler.pause_spool
 

@@ -102,7 +102,7 @@ def choose(
                 # The run's position is unavailable. The cause is not the copy of a table, so reading the tables in full
                 # would not help.
                 raise
-            refused |= dict.fromkeys(candidates_of_run, _said(error))
+            refused |= dict.fromkeys(candidates_of_run, _reason(error))
     if refused and options.refresh == CHANGES:
         what = "copy cannot be rolled forward", "copies cannot be rolled forward"
         raise PreflightError(
@@ -337,5 +337,5 @@ def _alike(before: Table, now: Table) -> bool:
     )
 
 
-def _said(error: CdcError) -> str:
+def _reason(error: CdcError) -> str:
     return f"{error.where}: {error.message}" if error.where else error.message

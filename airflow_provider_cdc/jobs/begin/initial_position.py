@@ -176,10 +176,10 @@ def _goes_on(run: Run, source: Source, plans: Sequence[TablePlan], options: Step
     _log.info(
         "The run began at %s, and keeps %s %s", manifest.created_at, manifest.position_key, manifest.initial_position
     )
-    tables = {_said(entry.table.name, entry.table.selection) for entry in manifest.tables if not entry.left_out}
+    tables = {_described(entry.table.name, entry.table.selection) for entry in manifest.tables if not entry.left_out}
     # The run may have left tables of the plan out when it began.
     wanted = [plan for plan in plans if str(plan.table) not in manifest.skipped]
-    if tables != (wanted_tables := {_said(plan.table, plan.selection) for plan in wanted}):
+    if tables != (wanted_tables := {_described(plan.table, plan.selection) for plan in wanted}):
         _log.warning(
             "The plan has changed, but the run keeps the tables that it began with (only in the run: %s; only in the "
             "plan: %s). Trigger a new run to copy the tables of the plan.",
@@ -219,7 +219,7 @@ def _other_options(run: Run, plans: Sequence[TablePlan], options: StepOptions) -
     ]
 
 
-def _said(table: TableName, selection: Selection) -> str:
+def _described(table: TableName, selection: Selection) -> str:
     return str(table) if selection.whole else f"{table} ({selection})"
 
 

@@ -30,7 +30,7 @@ from airflow_provider_cdc.jobs.runtime.driver import (
 )
 from airflow_provider_cdc.jobs.runtime.java_errors import hint_for, last_cause
 from airflow_provider_cdc.jobs.runtime.progress import log
-from airflow_provider_cdc.jobs.runtime.remote import Output, ask, watch
+from airflow_provider_cdc.jobs.runtime.remote import Output, request_settings, watch
 from airflow_provider_cdc.jobs.runtime.retry import is_transient
 from airflow_provider_cdc.jobs.runtime.session import open_session
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
@@ -38,7 +38,7 @@ from airflow_provider_cdc.sources.api.source import ConnectionSettings
 TRANSIENT, TERMINAL = 1, 2
 """Exit codes. A retry may help after `TRANSIENT`, and cannot help after `TERMINAL`."""
 
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
 """The environment variable that the JVM of ``spark-submit`` sets for the Python process that it starts."""
 
@@ -87,7 +87,7 @@ def _run(task_id: str, job: Job, given: argparse.Namespace, output: Output) -> N
             run = Storage(run_uri)
             output.start(run)
             watch(run, given.token, given.deadline, output)
-            take_over(ask(run, given.token, given.nonce))
+            take_over(request_settings(run, given.token, given.nonce))
         install(storage_from_environment())
         run = Storage(run_uri)
         settings = settings_from_environment()
@@ -118,7 +118,7 @@ def _end_with_parent() -> None:
 
 def _watch_parent(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     # Exit without handlers and clean-up, because another driver may have changed the state.
     os._exit(1)
 

@@ -211,7 +211,7 @@ REPEATED_SECONDS = 60.0
 """The time after which a paused step says again that it is paused, and what it holds."""
 CHECKED_SECONDS = 10.0
 """How often the driver checks what the tasks may do. A try that was presumed dead may have overwritten it and ended."""
-_LOOK_SECONDS = 0.5
+_TICK_SECONDS = 0.5
 _END_SECONDS = 5.0
 
 _current: ContextVar[Controller | None] = ContextVar("controller", default=None)
@@ -329,7 +329,7 @@ class Controller:
     def wait_while_paused(self) -> None:
         self.poll()
         while self._wanted.pause is not None:
-            self._ending.wait(_LOOK_SECONDS)
+            self._ending.wait(_TICK_SECONDS)
             self.poll()
 
     def _stop(self, act: Act) -> None:

@@ -1,4 +1,4 @@
-"""What a driver on a Spark platform and Airflow tell each other, through the folder ``remote`` in the run's folder.
+"""How a driver on a Spark platform and Airflow exchange data, through the folder ``remote`` in the run's folder.
 
 Both reach this folder, and neither can connect to the other. Airflow writes the record of a job, and may revoke it. The
 driver asks for the settings of the connections, writes its output in parts, and ends when it is revoked.
@@ -40,7 +40,7 @@ from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestEr
 FOLDER = "remote"
 """The folder in the run's folder."""
 CODE = f"{FOLDER}/code"
-LOOK_SECONDS = 5.0
+POLL_SECONDS = 5.0
 """How often a driver looks whether it was revoked, and writes its output, in seconds."""
 FOLLOWED_SECONDS = 3600.0
 """How long a driver works without a task that follows it, in seconds."""
@@ -88,7 +88,7 @@ class Follower:
 
 
 @dataclass(frozen=True)
-class Ask:
+class SettingsRequest:
     """The public key of a driver, with the proof that the driver knows the nonce."""
 
     key: str
@@ -96,7 +96,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Give:
+class SealedSettings:
     """Sealed settings, the public key of the seal, and the public key ``asked`` of the driver that they are for."""
 
     key: str
@@ -114,14 +114,14 @@ def follower_file(token: str) -> str:
     return f"{FOLDER}/{token}.follower.json"
 
 
-def ask_file(token: str) -> str:
+def request_file(token: str) -> str:
     """Return the name of the file with which a driver asks for its settings."""
-    return f"{FOLDER}/{token}.ask.json"
+    return f"{FOLDER}/{token}.request.json"
 
 
-def give_file(token: str) -> str:
+def settings_file(token: str) -> str:
     """Return the name of the file with the sealed settings."""
-    return f"{FOLDER}/{token}.give.json"
+    return f"{FOLDER}/{token}.settings.json"
 
 
 def log_file(token: str, number: int) -> str:
@@ -129,7 +129,7 @@ def log_file(token: str, number: int) -> str:
     return f"{FOLDER}/{token}.log/{number:06d}.json"
 
 
-def answer(run: Storage, token: str, nonce: str, settings: Mapping[str, Any], answered: str = "") -> str:
+def answer_request(run: Storage, token: str, nonce: str, settings: Mapping[str, Any], answered: str = "") -> str:
     """Give a driver its settings, if it asks for them. Return the key of the driver; empty: it did not ask.
 
     The answer stays in the folder until the job has ended, so that no other program gets one.
@@ -138,33 +138,33 @@ def answer(run: Storage, token: str, nonce: str, settings: Mapping[str, Any], an
     :param answered: the key of the driver that this process has answered before, even if the answer was removed.
     :raises ConfigurationError: the program that asks does not know the nonce, or is not the one that asked first.
     """
-    if not run.exists(ask_file(token)) or run.exists(revoked_file(token)):
+    if not run.exists(request_file(token)) or run.exists(revoked_file(token)):
         return ""
     try:
-        ask = records.read(Ask, run, ask_file(token))
+        request = records.read(SettingsRequest, run, request_file(token))
     except ManifestError:
         # Another try has answered meanwhile.
         return ""
-    if not hmac.compare_digest(ask.proof.encode(), _proof(nonce, token, ask.key).encode()):
-        run.delete_file(ask_file(token))
-        raise _intrusion("a program that is not the driver asks for the settings of the connections", run, token)
-    if answered not in ("", ask.key):
-        raise _second(run, token)
+    if not hmac.compare_digest(request.proof.encode(), _proof(nonce, token, request.key).encode()):
+        run.delete_file(request_file(token))
+        raise _intrusion_error("a program that is not the driver asks for the settings of the connections", run, token)
+    if answered not in ("", request.key):
+        raise _second_request_error(run, token)
     own = X25519PrivateKey.generate()
     key = _text(own.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw))
-    shared = own.exchange(X25519PublicKey.from_public_bytes(base64.b64decode(ask.key)))
+    shared = own.exchange(X25519PublicKey.from_public_bytes(base64.b64decode(request.key)))
     # Each key seals one message, so the nonce of the cipher is constant.
-    cipher = ChaCha20Poly1305(_key(shared, nonce, token, ask.key, key))
+    cipher = ChaCha20Poly1305(_key(shared, nonce, token, request.key, key))
     sealed = cipher.encrypt(bytes(12), json.dumps(settings).encode(), None)
-    given = run.create_json(give_file(token), records.encode(Give(key, _text(sealed), ask.key)))
-    run.delete_file(ask_file(token))
+    given = run.create_json(settings_file(token), records.encode(SealedSettings(key, _text(sealed), request.key)))
+    run.delete_file(request_file(token))
     # Two tries may answer the same driver.
-    if not given and records.read(Give, run, give_file(token)).asked != ask.key:
-        raise _second(run, token)
-    return ask.key
+    if not given and records.read(SealedSettings, run, settings_file(token)).asked != request.key:
+        raise _second_request_error(run, token)
+    return request.key
 
 
-def ask(run: Storage, token: str, nonce: str) -> dict[str, Any]:
+def request_settings(run: Storage, token: str, nonce: str) -> dict[str, Any]:
     """Ask for the settings of the connections, and wait for them.
 
     :raises TransientError: no task of Airflow answers.
@@ -172,30 +172,30 @@ def ask(run: Storage, token: str, nonce: str) -> dict[str, Any]:
     """
     own = X25519PrivateKey.generate()
     key = _text(own.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw))
-    records.write(run, ask_file(token), Ask(key, _proof(nonce, token, key)))
+    records.write(run, request_file(token), SettingsRequest(key, _proof(nonce, token, key)))
     until = time.monotonic() + ANSWER_SECONDS
-    while not run.exists(give_file(token)):
+    while not run.exists(settings_file(token)):
         if time.monotonic() > until:
-            run.delete_file(ask_file(token))
+            run.delete_file(request_file(token))
             what = f"no Airflow task gave the settings of the connections within {ANSWER_SECONDS:.0f} s"
             raise TransientError(what, where=run.uri, hint="clear the task")
         time.sleep(0.5)
-    give = records.read(Give, run, give_file(token))
-    shared = own.exchange(X25519PublicKey.from_public_bytes(base64.b64decode(give.key)))
+    sealed = records.read(SealedSettings, run, settings_file(token))
+    shared = own.exchange(X25519PublicKey.from_public_bytes(base64.b64decode(sealed.key)))
     try:
-        opened = ChaCha20Poly1305(_key(shared, nonce, token, key, give.key)).decrypt(
-            bytes(12), base64.b64decode(give.sealed), None
+        opened = ChaCha20Poly1305(_key(shared, nonce, token, key, sealed.key)).decrypt(
+            bytes(12), base64.b64decode(sealed.sealed), None
         )
     except InvalidTag:
-        raise _intrusion("the settings of the connections are not from the Airflow task", run, token) from None
+        raise _intrusion_error("the settings of the connections are not from the Airflow task", run, token) from None
     return dict(json.loads(opened))
 
 
-def _second(run: Storage, token: str) -> ConfigurationError:
-    return _intrusion("a second program asks for the settings of the connections", run, token)
+def _second_request_error(run: Storage, token: str) -> ConfigurationError:
+    return _intrusion_error("a second program asks for the settings of the connections", run, token)
 
 
-def _intrusion(what: str, run: Storage, token: str) -> ConfigurationError:
+def _intrusion_error(what: str, run: Storage, token: str) -> ConfigurationError:
     hint = "check who can write to the folder of the run, and read the definition of the job"
     return ConfigurationError(what, where=run.uri_of(f"{FOLDER}/{token}"), hint=hint)
 
@@ -280,7 +280,7 @@ def watch(run: Storage, token: str, deadline: int, output: Output) -> None:
 def _watch(run: Storage, token: str, output: Output) -> None:
     follower, renewed = None, time.monotonic()
     while True:
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
         with suppress(CdcError, OSError):
             if run.exists(revoked_file(token)):
                 _end("Airflow has revoked it", output)

@@ -46,7 +46,7 @@ from airflow_provider_cdc.jobs.runtime.retry import BUDGET_SECONDS, RetryBudget,
 # it has lost its last executor. A new application continues the work.
 
 
-LOOK_SECONDS = 5.0
+CHECK_SECONDS = 5.0
 LOST_SECONDS = BUDGET_SECONDS
 """The time after which an application that has lost all its executors ends."""
 TOLD_SECONDS = 60.0
@@ -67,7 +67,7 @@ class ExecutorWatch:
         self._count = count
         self._gives_up = gives_up
         self._clock = clock
-        self._looked = float("-inf")
+        self._polled = float("-inf")
         self._had_some = False
         self._since: float | None = None
         self._converted = 0.0
@@ -79,11 +79,11 @@ class ExecutorWatch:
         :raises TransientError: the application has lost all executors for too long.
         """
         now = self._clock()
-        if now - self._looked < LOOK_SECONDS:
+        if now - self._polled < CHECK_SECONDS:
             return
         # Time between two jobs does not count, because an application without work may release its executors.
-        jobs_paused = now - self._looked > 4 * LOOK_SECONDS
-        self._looked = now
+        jobs_paused = now - self._polled > 4 * CHECK_SECONDS
+        self._polled = now
         if self._count():
             self._had_some, self._since = True, None
             return

@@ -43,7 +43,7 @@ from airflow_provider_cdc.sources.api.window import UpperBound
 # changes fit.
 
 
-LOOK_SECONDS = 10.0
+POLL_SECONDS = 10.0
 
 
 class EndsOfReads:
@@ -57,7 +57,7 @@ class EndsOfReads:
         self._step, self._done = step, done
         self._tables = {str(entry.table.name): entry.table for entry in step.tables if entry.is_read}
         self._missing: dict[str, set[int]] = {name: set() for name in self._tables}
-        self._last = -LOOK_SECONDS
+        self._last = -POLL_SECONDS
         for part in missing:
             name = str(step.tables[part.table].table.name)
             self._missing[name].add(part.number)
@@ -67,7 +67,7 @@ class EndsOfReads:
     def poll(self, *, now: bool = False) -> None:
         """Note the ends of the tables that were read since the last call, unless this call was a moment ago."""
         step = self._step
-        if not (now or time.monotonic() - self._last >= LOOK_SECONDS):
+        if not (now or time.monotonic() - self._last >= POLL_SECONDS):
             return
         # The reads end first, and then the log is asked for its end.
         names = [name for name, left in self._missing.items() if name not in step.ends and left <= self._done.keys()]

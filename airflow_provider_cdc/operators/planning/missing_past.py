@@ -47,7 +47,7 @@ def missed_past(options: StepOptions, problems: Sequence[Problem]) -> MissedPast
 
     :param problems: the reasons why the run cannot be exact at this time.
     """
-    return MissedPast(options.as_of, _said(problems))
+    return MissedPast(options.as_of, _joined(problems))
 
 
 def in_the_present(options: StepOptions) -> StepOptions:
@@ -97,10 +97,10 @@ def record_or_miss(source: Source, plans: Sequence[TablePlan], options: StepOpti
 
 
 def _why(error: TerminalError) -> str:
-    return _said(error.problems) if isinstance(error, PreflightError) else error.message
+    return _joined(error.problems) if isinstance(error, PreflightError) else error.message
 
 
-def _said(problems: Sequence[Problem]) -> str:
+def _joined(problems: Sequence[Problem]) -> str:
     return "; ".join(f"{problem.where}: {problem.what}" for problem in problems)
 
 

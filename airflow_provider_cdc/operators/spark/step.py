@@ -376,7 +376,7 @@ class SparkStepOperator(ReleasingOperator):
         while state.phase is Phase.RUNNING:
             state = launcher.poll(job)
         if state.phase is Phase.FAILED:
-            self._raise_what_the_app_said(run, error_file(self.step, job.token))
+            self._raise_app_error(run, error_file(self.step, job.token))
             if self._ended_by_airflow:
                 what = "Airflow ended this task while its Spark application was running"
                 raise SparkFailed(what, where=self.step, hint=_ENDED)
@@ -400,7 +400,7 @@ class SparkStepOperator(ReleasingOperator):
         else:
             self.log.info("Report of the failed run: %s", self.report_uri)
 
-    def _raise_what_the_app_said(self, run: Storage, record: str) -> None:
+    def _raise_app_error(self, run: Storage, record: str) -> None:
         if not run.exists(record):
             return
         try:

@@ -40,7 +40,7 @@ BLOCK = 1000
 UPDATES = 10
 """Number of updates of each row."""
 CHUNKS = 40
-LOOK_SECONDS, PIECE_SECONDS = 1.0, 5.0
+POLL_SECONDS, PIECE_SECONDS = 1.0, 5.0
 SLACK = 1.5
 """The duration of the reads, as a multiple of that of the writes without a run beside them."""
 
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
     report = Report("spool", arguments.rows)
     directory.mkdir(parents=True, exist_ok=True)
     lines: list[list[str]] = []
-    spooler.LOOK_SECONDS, spooler.PIECE_SECONDS = LOOK_SECONDS, PIECE_SECONDS
+    spooler.POLL_SECONDS, spooler.PIECE_SECONDS = POLL_SECONDS, PIECE_SECONDS
     with tempfile.TemporaryDirectory(prefix="work-", dir=directory) as work, open_spark(work) as spark:
         for kind, start in (("mysql", bench_server), ("postgres", postgres_bench_server)):
             if arguments.kind and kind not in arguments.kind:

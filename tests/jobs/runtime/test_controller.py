@@ -29,7 +29,7 @@ from tests.soon import soon
 @pytest.fixture
 def step(here: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> Step:
     monkeypatch.setattr(controller, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(controller, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(controller, "_TICK_SECONDS", 0.02)
     monkeypatch.setattr(turn, "READ_SECONDS", 0.0)
     runner = here(HistorySource(random_history(random.Random(1), 10), 1), 5)
     source: Any = runner.source
@@ -59,7 +59,7 @@ def test_what_an_earlier_try_published_before_its_end_does_not_stay(
 
 
 def test_a_stop_ends_a_step_that_waits_for_its_spool(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spooler_module, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(spooler_module, "POLL_SECONDS", 0.0)
     reading, ended = threading.Event(), threading.Event()
 
     def take(self: Spooler) -> None:

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.compat import executor_count
 from airflow_provider_cdc.errors import TransientError
 from airflow_provider_cdc.jobs.runtime import tasks
-from airflow_provider_cdc.jobs.runtime.tasks import LOOK_SECONDS, LOST_SECONDS, ExecutorWatch
+from airflow_provider_cdc.jobs.runtime.tasks import CHECK_SECONDS, LOST_SECONDS, ExecutorWatch
 
 Watch = Callable[[int, float], None]
 
@@ -24,7 +24,7 @@ def watching(*, gives_up: bool = True) -> Watch:
         count[0], end = running, now[0] + seconds
         while now[0] < end:
             watch.poll("snapshot")
-            now[0] += LOOK_SECONDS
+            now[0] += CHECK_SECONDS
 
     return look
 
@@ -33,11 +33,11 @@ def test_a_loss_of_all_executors_ends_the_step_and_a_gap_does_not(capsys: pytest
     look = watching()
     look(2, 60)
     for _ in range(3):
-        look(0, LOST_SECONDS - LOOK_SECONDS)
-        look(1, LOOK_SECONDS)
+        look(0, LOST_SECONDS - CHECK_SECONDS)
+        look(1, CHECK_SECONDS)
     assert "has lost all its executors and waits for the cluster, for 1 min" in capsys.readouterr().out
     with pytest.raises(TransientError, match="lost all executors 5 min 00 s ago"):
-        look(0, LOST_SECONDS + LOOK_SECONDS)
+        look(0, LOST_SECONDS + CHECK_SECONDS)
 
 
 def test_a_wait_for_the_first_executor_and_a_busy_queue_are_only_reported(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,12 +22,12 @@ def test_pieces_are_taken_while_spark_reads(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    for name, value in (("LOOK_SECONDS", 0.1), ("PIECE_BYTES", 1)):
+    for name, value in (("POLL_SECONDS", 0.1), ("PIECE_BYTES", 1)):
         monkeypatch.setattr(spooler, name, value)
     mysql.query(f"CREATE TABLE {schema}.orders (id INT PRIMARY KEY, note TEXT)")
     mysql.query(f"INSERT INTO {schema}.orders VALUES " + ", ".join(f"({number}, 'old')" for number in range(2000)))
     mysql.query(f"ANALYZE TABLE {schema}.orders")
-    run = Pipeline(spark, settings_of(mysql), tmp_path.as_uri(), [f"{schema}.*"], chunk_rows=100, chunk_pause=0.2)
+    run = Pipeline(spark, settings_of(mysql), tmp_path.as_uri(), [f"{schema}.*"], chunk_rows=100, chunk_pause=0.4)
     run.record()
     expected = Counter(mysql.query(f"SELECT * FROM {schema}.orders"))
     ended = threading.Event()

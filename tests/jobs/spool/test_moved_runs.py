@@ -235,7 +235,7 @@ def test_the_check_of_each_minute_finds_a_table_that_was_read(
     """The other tables are still read. The finished read is carried."""
     run = CarriedRun(mysql_server, tmp_path, monkeypatch)
     monkeypatch.setattr(source_watch, "WATCH_SECONDS", 0.0)
-    monkeypatch.setattr(read, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(read, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(source_watch, "threading", SimpleNamespace(Thread=AtOnce))
     monkeypatch.setattr(run.random, "sample", lambda numbers, count: sorted(numbers, key=last_visits))
     rounds: list[int] = []

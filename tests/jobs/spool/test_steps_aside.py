@@ -92,7 +92,7 @@ def test_a_run_that_is_stopped_does_not_wait_for_the_piece_under_way(
     make_tables(server)
     run = SpooledRun(server, tmp_path, monkeypatch)
     monkeypatch.setattr(controller, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(spooler_module, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(spooler_module, "POLL_SECONDS", 0.01)
     spooler = run.spooler()
     step = spooler._step
     reading = threading.Event()
@@ -146,7 +146,7 @@ def test_the_reads_do_not_wait_for_a_long_piece_that_spark_reads_faster(
     for _ in range(3):
         run.change()
         rotate(server)
-    monkeypatch.setattr(spooler_module, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(spooler_module, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(spooler_module, "FINISH_SECONDS", 0.0)
     reading, go_on = threading.Event(), threading.Event()
     read = ReadSegment.read

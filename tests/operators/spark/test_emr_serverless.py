@@ -27,6 +27,7 @@ from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import ConfigurationError, SparkFailed
 from airflow_provider_cdc.hooks import open_hook
+from airflow_provider_cdc.hooks.platforms import Phase
 from airflow_provider_cdc.hooks.spark import CdcSparkHook
 from airflow_provider_cdc.jobs.runtime import remote
 from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
@@ -35,7 +36,6 @@ from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from airflow_provider_cdc.operators.spark.launchers import remote as launchers
 from airflow_provider_cdc.operators.spark.launchers.registry import (
     Job,
-    Phase,
     SparkRequest,
     check_spark,
     open_launcher,
@@ -196,7 +196,7 @@ def test_a_copy_whose_driver_a_service_started_is_exact_and_its_password_is_nowh
     for job in made.jobs:
         arguments = job.request["jobDriver"]["sparkSubmit"]["entryPointArguments"]
         assert holding(arguments[arguments.index("--nonce") + 1], store, folder) == []
-    assert not [file for file in made.run.files("remote") if file.endswith((".ask.json", ".give.json"))]
+    assert not [file for file in made.run.files("remote") if file.endswith((".request.json", ".settings.json"))]
 
 
 def holding(text: str, store: fs.FileSystem, folder: str) -> list[str]:
@@ -403,7 +403,7 @@ def test_a_driver_ends_if_nobody_follows_it(tmp_path: Path) -> None:
 import time
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.jobs.runtime import remote
-remote.LOOK_SECONDS, remote.FOLLOWED_SECONDS = 0.01, 0.1
+remote.POLL_SECONDS, remote.FOLLOWED_SECONDS = 0.01, 0.1
 run = Storage({tmp_path.as_uri()!r})
 run.write_json(remote.follower_file("t"), {{"token": "x", "renewals": 0}})
 remote.watch(run, "t", int(time.time()) + 1000, remote.Output("t"))
@@ -432,7 +432,7 @@ class Handover:
     def __enter__(self) -> Handover:
         self._driver = threading.Thread(target=self._ask, daemon=True)
         self._driver.start()
-        soon(lambda: self.run.exists(remote.ask_file("t")), "nobody asks")
+        soon(lambda: self.run.exists(remote.request_file("t")), "nobody asks")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -441,7 +441,7 @@ class Handover:
 
     def _ask(self) -> None:
         try:
-            self.answers.append(remote.ask(self.run, "t", self.nonce))
+            self.answers.append(remote.request_settings(self.run, "t", self.nonce))
         except ConfigurationError as error:
             self.answers.append(str(error))
 
@@ -453,49 +453,51 @@ def folder(tmp_path: Path) -> Storage:
 
 def test_only_the_driver_that_asked_first_gets_the_settings(folder: Storage, tmp_path: Path) -> None:
     with Handover(folder) as driver:
-        answered = remote.answer(folder, "t", "nonce", SETTINGS)
+        answered = remote.answer_request(folder, "t", "nonce", SETTINGS)
     assert driver.answers == [SETTINGS]
-    assert "corr3ct" not in (tmp_path / remote.give_file("t")).read_text()
+    assert "corr3ct" not in (tmp_path / remote.settings_file("t")).read_text()
     with pytest.raises(ConfigurationError, match="a second program asks"), Handover(folder):
-        remote.answer(folder, "t", "nonce", SETTINGS)
+        remote.answer_request(folder, "t", "nonce", SETTINGS)
     # The thief removes the answer first.
-    folder.delete_file(remote.give_file("t"))
+    folder.delete_file(remote.settings_file("t"))
     with pytest.raises(ConfigurationError, match="a second program asks"), Handover(folder):
-        remote.answer(folder, "t", "nonce", SETTINGS, answered)
-    assert not folder.exists(remote.give_file("t"))
+        remote.answer_request(folder, "t", "nonce", SETTINGS, answered)
+    assert not folder.exists(remote.settings_file("t"))
 
 
 def test_two_tries_answer_one_driver(folder: Storage) -> None:
     with Handover(folder) as driver:
-        asked = folder.read_json(remote.ask_file("t"))
-        assert remote.answer(folder, "t", "nonce", SETTINGS)
-        folder.write_json(remote.ask_file("t"), asked)
-        assert remote.answer(folder, "t", "nonce", SETTINGS)
+        asked = folder.read_json(remote.request_file("t"))
+        assert remote.answer_request(folder, "t", "nonce", SETTINGS)
+        folder.write_json(remote.request_file("t"), asked)
+        assert remote.answer_request(folder, "t", "nonce", SETTINGS)
     assert driver.answers == [SETTINGS]
 
 
 @pytest.mark.parametrize("proof", [{}, {"proof": "é"}])
 def test_a_program_without_the_nonce_gets_nothing(proof: dict[str, str], folder: Storage) -> None:
     asked = Handover(folder, nonce="another").__enter__()
-    folder.write_json(remote.ask_file("t"), {**folder.read_json(remote.ask_file("t")), **proof})
+    folder.write_json(remote.request_file("t"), {**folder.read_json(remote.request_file("t")), **proof})
     with pytest.raises(ConfigurationError, match="a program that is not the driver asks"):
-        remote.answer(folder, "t", "nonce", SETTINGS)
+        remote.answer_request(folder, "t", "nonce", SETTINGS)
     assert not asked.answers
-    assert not folder.exists(remote.give_file("t"))
+    assert not folder.exists(remote.settings_file("t"))
 
 
 def test_a_driver_takes_no_answer_that_was_recorded_or_made_without_the_nonce(folder: Storage) -> None:
     with Handover(folder):
-        remote.answer(folder, "t", "nonce", SETTINGS)
-    recorded = folder.read_json(remote.give_file("t"))
-    folder.delete_file(remote.give_file("t"))
+        remote.answer_request(folder, "t", "nonce", SETTINGS)
+    recorded = folder.read_json(remote.settings_file("t"))
+    folder.delete_file(remote.settings_file("t"))
     with Handover(folder) as replayed:
-        folder.write_json(remote.give_file("t"), recorded)
-    folder.delete_file(remote.give_file("t"))
+        folder.write_json(remote.settings_file("t"), recorded)
+    # This driver's request was not answered. The next driver must write its own before the forged answer is made.
+    for name in remote.settings_file("t"), remote.request_file("t"):
+        folder.delete_file(name)
     with Handover(folder) as forged:
-        ask = folder.read_json(remote.ask_file("t"))
-        folder.write_json(remote.ask_file("t"), {**ask, "proof": remote._proof("guessed", "t", ask["key"])})
-        remote.answer(folder, "t", "guessed", {"host": "attacker"})
+        ask = folder.read_json(remote.request_file("t"))
+        folder.write_json(remote.request_file("t"), {**ask, "proof": remote._proof("guessed", "t", ask["key"])})
+        remote.answer_request(folder, "t", "guessed", {"host": "attacker"})
     for driver in (replayed, forged):
         assert "the settings of the connections are not from the Airflow task" in driver.answers[0]
 
@@ -503,5 +505,5 @@ def test_a_driver_takes_no_answer_that_was_recorded_or_made_without_the_nonce(fo
 def test_a_revoked_driver_gets_nothing(folder: Storage) -> None:
     Handover(folder).__enter__()
     folder.write_json(remote.revoked_file("t"), {})
-    assert not remote.answer(folder, "t", "nonce", SETTINGS)
-    assert not folder.exists(remote.give_file("t"))
+    assert not remote.answer_request(folder, "t", "nonce", SETTINGS)
+    assert not folder.exists(remote.settings_file("t"))

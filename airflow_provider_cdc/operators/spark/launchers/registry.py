@@ -5,41 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook
 
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
+from airflow_provider_cdc.hooks.platforms import JobState
+from airflow_provider_cdc.hooks.platforms import Phase as Phase
 from airflow_provider_cdc.sinks.registry import CatalogSettings
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 
-if TYPE_CHECKING:
-    from airflow_provider_cdc.operators.spark.launchers.remote import Platform
-
 _log = logging.getLogger(__name__)
-
-
-class Phase(Enum):
-    """The phase of a job."""
-
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True)
-class JobState:
-    """The state of a job.
-
-    :param details: for a failed job, how it ended.
-    :param hint: for a failed job, what to do.
-    """
-
-    phase: Phase
-    details: str = ""
-    hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -116,23 +93,13 @@ def open_launcher(
     """
     # Import a launcher late: a DAG file is parsed where Spark may not be installed.
     if _type_of(conn_id) == "cdc_spark":
+        from airflow_provider_cdc.hooks.spark import open_platform
         from airflow_provider_cdc.operators.spark.launchers.remote import RemoteLauncher
 
         return RemoteLauncher(open_platform(conn_id), properties, log)
     from airflow_provider_cdc.operators.spark.launchers.client.launcher import ClientLauncher
 
     return ClientLauncher(conn_id, properties, arguments or {}, log)
-
-
-def open_platform(conn_id: str) -> Platform:
-    """Return the platform that a connection of type ``cdc_spark`` names.
-
-    :raises ConfigurationError: the connection lacks a field, or has unknown fields.
-    """
-    from airflow_provider_cdc.hooks.spark import CdcSparkHook
-    from airflow_provider_cdc.operators.spark.launchers.emr_serverless import EmrServerless
-
-    return EmrServerless(CdcSparkHook(conn_id).settings())
 
 
 def _type_of(conn_id: str) -> str:

@@ -20,17 +20,19 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, Problem, SparkFailed
+from airflow_provider_cdc.hooks.platforms import JobGoneError, JobSpec, JobState, Phase, Platform
+from airflow_provider_cdc.hooks.spark import open_platform
 from airflow_provider_cdc.jobs.runtime import remote
 from airflow_provider_cdc.jobs.runtime.driver import package_zip, to_argument, to_environment
 from airflow_provider_cdc.jobs.runtime.remote import FOLDER, Follower, JobId, JobRecord
 from airflow_provider_cdc.operators.spark.launchers.client.launcher import log_line, spark_app
-from airflow_provider_cdc.operators.spark.launchers.registry import Job, JobState, Phase, SparkRequest, open_platform
+from airflow_provider_cdc.operators.spark.launchers.registry import Job, SparkRequest
 
 _log = logging.getLogger(__name__)
 
@@ -42,67 +44,6 @@ RENEW_SECONDS = 60.0
 """How often the try that follows a job renews its record, in seconds."""
 PATIENCE_SECONDS = 900.0
 """How long the platform may fail to answer before the task fails, in seconds."""
-
-
-class JobGoneError(Exception):
-    """The platform does not know the job."""
-
-
-@dataclass(frozen=True)
-class JobSpec:
-    """A job to start.
-
-    :param name: for people, and to find the job: it ends with the token.
-    :param app: the URI of the app.
-    :param package: the URI of the zip file with this package.
-    :param deadline: the Unix time at which the platform ends the job.
-    """
-
-    name: str
-    token: str
-    app: str
-    package: str
-    arguments: Sequence[str]
-    properties: Mapping[str, str]
-    deadline: int
-
-
-class Platform(Protocol):
-    """A service that runs Spark jobs. Its methods raise their library's errors, which may be temporary."""
-
-    kind: str
-    conn_id: str
-    """The Airflow connection of type ``cdc_spark``."""
-    target: str
-    """What runs the jobs, such as the id of an application."""
-    limit_seconds: int
-    """The longest time that a job may take, in seconds."""
-    stores: Sequence[str]
-    """The schemes of the URIs that a job can read."""
-
-    def check(self, *, here: bool) -> Sequence[Problem]:
-        """Return the problems because of which no job can start."""
-
-    def start(self, spec: JobSpec) -> str:
-        """Start a job, and return its id. Called again with the same token, this method starts no second job."""
-
-    def find(self, token: str) -> str:
-        """Return the id of the job whose name ends with the token. Empty: there is none."""
-
-    def arguments(self, job: str) -> Sequence[str]:
-        """Return the arguments of a job.
-
-        :raises JobGoneError: there is no such job.
-        """
-
-    def state(self, job: str) -> JobState:
-        """Return the state of a job.
-
-        :raises JobGoneError: there is no such job.
-        """
-
-    def cancel(self, job: str) -> None:
-        """End a job. If it has ended, or does not exist, do nothing."""
 
 
 @dataclass
@@ -263,7 +204,7 @@ class RemoteLauncher:
         except Exception as error:
             state = self._not_answered(followed, error)
         if state.phase is Phase.RUNNING:
-            key = remote.answer(followed.run, job.token, followed.nonce, followed.variables, followed.answered)
+            key = remote.answer_request(followed.run, job.token, followed.nonce, followed.variables, followed.answered)
             followed.answered = key or followed.answered
         self._log_parts(job, followed)
         if state.phase is not Phase.RUNNING:
@@ -386,8 +327,8 @@ def _ended_file(token: str) -> str:
 def _note_ended(run: Storage, token: str) -> None:
     run.write_json(_ended_file(token), {})
     # A driver that ended before it read them left them.
-    run.delete_file(remote.ask_file(token))
-    run.delete_file(remote.give_file(token))
+    run.delete_file(remote.request_file(token))
+    run.delete_file(remote.settings_file(token))
 
 
 def _value(arguments: Sequence[str], name: str) -> str:

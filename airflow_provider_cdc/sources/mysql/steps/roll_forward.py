@@ -143,7 +143,7 @@ def _broken(
     if len(reasons) == len(tables):
         return reasons
     if facts.stopped is not None:
-        return {table.name: reasons.get(table.name, _said(facts.stopped[0])) for table in tables}
+        return {table.name: reasons.get(table.name, _reason(facts.stopped[0])) for table in tables}
     if changes is not None:
         for one in facts.statements:
             if one.columns is not None:
@@ -155,14 +155,14 @@ def _broken(
     # A transaction whose rows are not in the log may have changed any table. Every roll-forward from this copy would
     # stop at such a transaction.
     if facts.lost:
-        why = f"since the copy: {_said(facts.lost[0][0])}"
+        why = f"since the copy: {_reason(facts.lost[0][0])}"
         return {table.name: reasons.get(table.name, why) for table in tables}
     try:
         check_writes(settings, facts.summaries)
     except ExactnessError as error:
-        return {table.name: reasons.get(table.name, f"since the copy: {_said(error)}") for table in tables}
+        return {table.name: reasons.get(table.name, f"since the copy: {_reason(error)}") for table in tables}
     return reasons
 
 
-def _said(error: CdcError) -> str:
+def _reason(error: CdcError) -> str:
     return f"{error.where}: {error.message}" if error.where else error.message

@@ -32,7 +32,7 @@ from pathlib import Path
 LOCK = ".lock"
 """The file in a scratch folder that each process locks while it needs the folder."""
 
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 _END_SECONDS = 10.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
@@ -75,7 +75,7 @@ def main(folder: str, task: int, supervisor: int, guarded: Sequence[str]) -> int
         # would be lost.
         child = subprocess.Popen(guarded, preexec_fn=tie)
         while status is None and os.getppid() == task and supervisor in (0, _parent(task)):
-            signal_info = signal.sigtimedwait(_SIGNALS, _LOOK_SECONDS)
+            signal_info = signal.sigtimedwait(_SIGNALS, _POLL_SECONDS)
             # If SIGSTOP and SIGCONT interrupt the wait until after its timeout, the result is meaningless (a bug of
             # CPython).
             if signal_info is not None and signal_info.si_signo in _ENDING:

@@ -25,6 +25,7 @@ from typing import Any
 import airflow_provider_cdc
 from airflow_provider_cdc.compat import master_of_connection, spark_submit_command, supervisor_channel
 from airflow_provider_cdc.errors import ConfigurationError, Problem
+from airflow_provider_cdc.hooks.platforms import JobState, Phase
 from airflow_provider_cdc.jobs.runtime.driver import (
     JVM_VARIABLE,
     PACKAGE_VARIABLE,
@@ -44,7 +45,7 @@ from airflow_provider_cdc.operators.spark.launchers.client.checks import (
     search_path,
 )
 from airflow_provider_cdc.operators.spark.launchers.client.guardian import LOCK
-from airflow_provider_cdc.operators.spark.launchers.registry import Job, JobState, Phase, SparkRequest
+from airflow_provider_cdc.operators.spark.launchers.registry import Job, SparkRequest
 from airflow_provider_cdc.sinks.registry import CatalogSettings
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 

@@ -90,7 +90,7 @@ class ColumnChanges:
 
     @property
     def described(self) -> str:
-        return f"ALTER TABLE {', '.join(map(_said, self.changes))}"
+        return f"ALTER TABLE {', '.join(map(_described, self.changes))}"
 
 
 def column_changes(statement: Statement, tracked: TrackedNames) -> ColumnChanges | None:
@@ -138,7 +138,7 @@ def _column_changes(statement: Statement, tracked: TrackedNames) -> ColumnChange
     return ColumnChanges(table, tuple(parts.changes), identity)
 
 
-def _said(change: Change) -> str:
+def _described(change: Change) -> str:
     if isinstance(change, Added):
         return f"ADD COLUMN {change.name}"
     if isinstance(change, Dropped):

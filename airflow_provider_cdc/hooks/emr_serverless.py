@@ -11,9 +11,8 @@ from functools import cached_property
 from typing import Any
 
 from airflow_provider_cdc.errors import Problem, SparkFailed
+from airflow_provider_cdc.hooks.platforms import JobGoneError, JobSpec, JobState, Phase
 from airflow_provider_cdc.hooks.spark import SparkPlatformSettings
-from airflow_provider_cdc.operators.spark.launchers.registry import JobState, Phase
-from airflow_provider_cdc.operators.spark.launchers.remote import JobGoneError, JobSpec
 
 KIND = "emr_serverless"
 PYTHON = re.compile(r"-cp3(\d+)-(x86_64|aarch64)\.tar\.gz$")
