@@ -36,6 +36,8 @@ _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 _OBJECT_STORES = {"s3", "gcs", "abfs"}
 _CANDIDATE = ".candidate"
 _COPIED_BYTES = 8 * 2**20
+_LISTINGS = 5
+"""How often a folder is listed that appears or disappears while it is listed."""
 _SYNCERS = 16
 """Threads that call fsync. A file system writes its journal once for several files that are synced at once."""
 
@@ -183,11 +185,24 @@ def delete_empty_folder(filesystem: fs.FileSystem, path: str) -> bool:
                 raise
             return False
         return True
-    if filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True)):
+    if list_folder(filesystem, path):
         return False
     if _exists(filesystem, path):
         filesystem.delete_dir(path)
     return True
+
+
+def list_folder(filesystem: fs.FileSystem, path: str, *, recursive: bool = False) -> list[fs.FileInfo]:
+    """Return the entries of a folder. The result is empty if the folder does not exist.
+
+    pyarrow.fs lists the folder, and if that fails, it asks whether the folder exists. It raises `FileNotFoundError` if
+    another process makes the folder between these two calls, so the folder is listed again.
+    """
+    selector = fs.FileSelector(path, allow_not_found=True, recursive=recursive)
+    for _ in range(_LISTINGS - 1):
+        with suppress(FileNotFoundError):
+            return list(filesystem.get_file_info(selector))
+    return list(filesystem.get_file_info(selector))
 
 
 def rename_folder(filesystem: fs.FileSystem, path: str, new_path: str) -> bool:
@@ -296,8 +311,7 @@ def is_stable(filesystem: fs.FileSystem, path: str, data: bytes, settle: float |
 
 def _candidates(filesystem: fs.FileSystem, path: str) -> list[str]:
     folder, name = posixpath.split(path)
-    infos = filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
-    names = [info.base_name for info in infos]
+    names = [info.base_name for info in list_folder(filesystem, folder)]
     return [
         posixpath.join(folder, one) for one in sorted(names) if one.startswith(f"{name}.") and one.endswith(_CANDIDATE)
     ]

@@ -156,14 +156,14 @@ class Storage:
     def sizes(self, name: str = "") -> dict[str, int]:
         """Return the size in bytes of each file directly in the folder ``name``. The result is empty if the folder does
         not exist."""
-        infos = self._filesystem.get_file_info(fs.FileSelector(self.path(name), allow_not_found=True))
+        infos = durable.list_folder(self._filesystem, self.path(name))
         return {posixpath.join(name, info.base_name): int(info.size) for info in infos if info.type == fs.FileType.File}
 
     def times(self, name: str = "") -> dict[str, datetime]:
         """Return when each file directly in ``name`` was written, by the store's clock. The result is empty if the
         folder does not exist."""
         with convert_store_errors(self.uri_of(name)):
-            infos = self._filesystem.get_file_info(fs.FileSelector(self.path(name), allow_not_found=True))
+            infos = durable.list_folder(self._filesystem, self.path(name))
         return {posixpath.join(name, info.base_name): info.mtime for info in infos if info.type == fs.FileType.File}
 
     def newest_time(self) -> datetime:
@@ -172,7 +172,7 @@ class Storage:
         :raises FileNotFoundError: there is no file.
         """
         with convert_store_errors(self.uri):
-            infos = self._filesystem.get_file_info(fs.FileSelector(self._root, allow_not_found=True, recursive=True))
+            infos = durable.list_folder(self._filesystem, self._root, recursive=True)
         times = [info.mtime for info in infos if info.type == fs.FileType.File]
         if not times:
             raise FileNotFoundError(self.uri)
@@ -186,7 +186,7 @@ class Storage:
 
     def _entries(self, name: str, kind: fs.FileType) -> list[str]:
         with convert_store_errors(self.uri_of(name)):
-            infos = self._filesystem.get_file_info(fs.FileSelector(self.path(name), allow_not_found=True))
+            infos = durable.list_folder(self._filesystem, self.path(name))
         return sorted(posixpath.join(name, info.base_name) for info in infos if info.type == kind)
 
     def make_folder(self, name: str = "") -> None:
@@ -409,8 +409,7 @@ class Entry:
 def entries(folder: Storage, name: str = "", *, recursive: bool = False) -> list[Entry]:
     """Return the files in the folder ``name``; empty: the folder does not exist."""
     with convert_store_errors(folder.uri_of(name)):
-        selector = fs.FileSelector(folder.path(name), allow_not_found=True, recursive=recursive)
-        infos = folder.filesystem.get_file_info(selector)
+        infos = durable.list_folder(folder.filesystem, folder.path(name), recursive=recursive)
     prefix = len(folder.path()) + 1
     return [
         Entry(info.path[prefix:], int(info.size), info.mtime.astimezone(UTC))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import os
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,25 @@ def test_files_and_folders_are_listed_by_kind_and_in_order(storage: Storage) -> 
         storage.write_json(name, {})
     assert storage.files("a") == ["a/1.json", "a/2.json"]
     assert storage.folders("a") == ["a/b"]
+
+
+def test_a_folder_that_appears_while_it_is_listed_is_no_error(storage: Storage) -> None:
+    """pyarrow.fs raised FileNotFoundError: there was no folder to list, and then there was one."""
+    path, done = Path(storage.path("later")), threading.Event()
+
+    def make_and_remove() -> None:
+        while not done.is_set():
+            path.mkdir()
+            path.rmdir()
+
+    with ThreadPoolExecutor(1) as pool:
+        making = pool.submit(make_and_remove)
+        try:
+            for _ in range(10_000):
+                assert storage.folders("later") == []
+        finally:
+            done.set()
+        making.result()
 
 
 def test_a_write_that_fails_leaves_the_old_file(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
