@@ -44,8 +44,8 @@ POSTGRES = 17
 
 @dataclass(frozen=True)
 class Entrant:
-    """A contender in one way. ``nights`` is True if it has an incremental way. ``warms`` is True if its first copy
-    compiles, connects or loads classes. This copy is not measured."""
+    """A contender in one way. ``nights`` is True if it has an incremental way. ``warms`` is True if its first
+    nights compile, connect or load classes. They run before, into another folder, and are not measured."""
 
     peer: str
     way: str
@@ -243,10 +243,14 @@ class TruthBench:
             # What the writers commit meanwhile would only make the log longer that the judge has to read.
             with traffic.paused():
                 contender.ready(self._arguments.limit)
-                if entrant.warms:
-                    order = Order(f"{SCHEMA}.*", 0, str(Path(folder) / "warm"), way=entrant.way)
+            nights = self._arguments.nights if entrant.nights else 1
+            for night in range(min(nights, 2) if entrant.warms else 0):
+                if night:
+                    self._wait_for_changes(traffic)
+                order = Order(f"{SCHEMA}.*", 0, str(Path(folder) / "warm"), night=night, way=entrant.way)
+                with traffic.paused():
                     contender.run(order, self._arguments.limit)
-            for night in range(self._arguments.nights if entrant.nights else 1):
+            for night in range(nights):
                 if night:
                     self._wait_for_changes(traffic)
                 order = Order(f"{SCHEMA}.*", 0, str(Path(folder) / "target"), night=night, way=entrant.way)

@@ -19,7 +19,9 @@ def prepare(address: Address) -> Work:
     url = f"{scheme}://{address.user}@{address.host}:{address.port}/{address.database or SCHEMA}"
 
     def copy(order: Order, folder: Path) -> None:
-        environment = {**os.environ, "HOME": str(folder), "DISABLE_TELEMETRY": "true", "TELEMETRY_DISABLED": "true"}
+        # Without a network, reports of dlt, which ingestr uses, delay the end of each process by half a minute.
+        telemetry = {"DISABLE_TELEMETRY": "true", "RUNTIME__DLTHUB_TELEMETRY": "false"}
+        environment = {**os.environ, "HOME": str(folder), **telemetry}
         for table in TABLES:
             # The script `ingestr` names the folder in which it was installed.
             command = [
