@@ -27,7 +27,7 @@ from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer
 from harness.s3_server import s3_server
 from harness.spark_classes import jvm_options
-from tests.seeds import SOAK_SEED, examples
+from tests.seeds import SOAK_SEED, examples, in_part
 from tests.servers import throw_away_mysql, throw_away_postgres
 
 if TYPE_CHECKING:
@@ -75,6 +75,11 @@ LONGEST_FIRST = [ROOT / "tests" / name for name in ("dags", "consistency", "cont
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # Several processes take one file after the other. Files that start last must be short, so that all end together.
     items.sort(key=lambda item: next((i for i, at in enumerate(LONGEST_FIRST) if at in item.path.parents), 99))
+    # .ci/run runs only this part of the slow tests.
+    if part := os.environ.get("CDC_SLOW_PART"):
+        others = [item for item in items if item.get_closest_marker("slow") and not in_part(item.nodeid, part)]
+        items[0].config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in set(others)]
     # dev/soak runs only this number of the selected tests. Its seed draws them.
     if SOAK_SEED is not None and (count := int(os.environ.get("CDC_SOAK_TESTS", "0"))):
         drawn = random.Random(SOAK_SEED).sample(sorted(item.nodeid for item in items), min(count, len(items)))

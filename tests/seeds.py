@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from typing import Any
 
 import pytest
@@ -35,3 +36,10 @@ def examples(plain: int) -> int:
 def chain_length(plain: int) -> int:
     """The length of a chain of nights: ``plain``, or two more in `dev/soak`."""
     return plain if SOAK_SEED is None else plain + 2
+
+
+def in_part(test: str, part: str) -> bool:
+    """Return whether a test, given by its ID, belongs to a part such as ``2/4``, the second of four parts of about the
+    same size. Each test belongs to one part."""
+    number, _, parts = part.partition("/")
+    return zlib.crc32(test.encode()) % int(parts) == int(number) - 1

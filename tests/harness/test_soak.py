@@ -12,6 +12,7 @@ from harness.airflow_home import ROOT
 from harness.soak import __main__ as soak
 from harness.soak import kinds
 from harness.soak.kinds import FIXED, KINDS, Kind
+from tests.seeds import in_part
 
 TEST = """
 import os
@@ -36,6 +37,14 @@ def test_a_seed_draws_the_same_pieces_of_every_kind() -> None:
     assert pieces == [*itertools.islice(soak.drawn(5, None), 500)]
     assert {name for name, _ in pieces} == set(KINDS)
     assert {name for name, _ in itertools.islice(soak.drawn(5, "ddl"), 9)} == {"ddl"}
+
+
+def test_the_parts_of_ci_contain_each_piece_and_each_slow_test_once() -> None:
+    assert sorted(piece for part in range(1, 5) for piece in soak.fixed_part(f"{part}/4")) == sorted(FIXED)
+    tests = [f"tests/test_x.py::test_y[{number}]" for number in range(1000)]
+    parts = [[test for test in tests if in_part(test, f"{part}/4")] for part in range(1, 5)]
+    assert sorted(test for part in parts for test in part) == sorted(tests)
+    assert min(map(len, parts)) > 200
 
 
 @pytest.mark.slow

@@ -96,18 +96,27 @@ def drawn(seed: int, only: str | None) -> Iterator[Piece]:
         yield name, chance.randrange(SEEDS)
 
 
+def fixed_part(part: str) -> tuple[Piece, ...]:
+    """Return the fixed pieces of a part such as ``2/4``. The parts take about as long as each other."""
+    number, parts = map(int, part.split("/"))
+    if not 1 <= number <= parts:
+        raise ValueError(part)
+    return FIXED[number - 1 :: parts]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="dev/soak", allow_abbrev=False)
     parser.add_argument("minutes", nargs="?", type=float)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--only", choices=list(KINDS), metavar="NAME")
     parser.add_argument("--fixed", action="store_true")
+    parser.add_argument("--part", type=fixed_part, default=FIXED, metavar="K/N")
     parser.add_argument("--list", action="store_true")
     asked = parser.parse_args()
     if asked.list:
         print("\n".join(f"{name:<20} {kind.what}" for name, kind in KINDS.items()))
         return
-    pieces: Iterable[Piece] = FIXED
+    pieces: Iterable[Piece] = asked.part
     minutes = None
     if not asked.fixed:
         if asked.only and asked.seed is not None and asked.minutes is None:

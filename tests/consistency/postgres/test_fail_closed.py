@@ -45,7 +45,7 @@ FAST = (
     "a table leaves the publication for a while",
     "the slot is moved on",
 )
-"""The hardest hazard of each kind. The others are left to .ci/run."""
+"""The hardest hazard of each kind. The others are slow tests."""
 
 
 HAZARDS = (
