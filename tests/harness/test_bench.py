@@ -94,6 +94,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"three_submits", "dag", "dag_apart", "dag_preflight", "dag_consolidate"},
             {"vs_three_submits", "vs_three_applications"},
         ),
+        (
+            "tpcc",
+            ["--changes=20"],
+            {"mysqldump", "full copy", "night 1", "night 2", "a night without writers"},
+            {f"vs_mysqldump_{name}" for name in ("full_copy", "night_1", "night_2", "a_night_without_writers")},
+        ),
         ("memory", [], {"worker_200_rows", "worker_2000_rows"}, {"vs_tenth"}),
         (
             "resume",

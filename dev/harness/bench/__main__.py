@@ -25,6 +25,7 @@ BENCHES = {
     "source-impact": "the effect of a snapshot on writers, compared with dumps",
     "postgres-source-impact": "PostgreSQL: the effect of a copy on writers, compared with pg_dump",
     "truth": "the contents of copies under writes, compared with the source's log, on both databases",
+    "tpcc": "nightly copies of the TPC-C tables, compared with a dump and with a full copy",
     "spool": "the changes of a run after its last read, with and without the spool, on both databases",
     "resume": "the share of its reading that a run keeps if it is killed, on both databases",
     "codecs": "the size of copies with each codec, and the CPU time of writing and reading them",
