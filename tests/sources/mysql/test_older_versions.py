@@ -17,23 +17,25 @@ from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published
-from tests.sources.mysql.older_server import OlderServer
+from tests.sources.mysql.simulated_server import SimulatedServer
 
 VERSIONS = ["8.0.26-log", "8.0.36-28-percona", "8.4.3"]
 
 
 # dev/soak adds the version between.
 @pytest.fixture(params=[VERSIONS[0], pytest.param(VERSIONS[1], marks=pytest.mark.long), VERSIONS[2]])
-def older(mysql: MysqlServer, request: pytest.FixtureRequest) -> Iterator[OlderServer]:
-    with OlderServer(mysql, request.param) as server:
+def older(mysql: MysqlServer, request: pytest.FixtureRequest) -> Iterator[SimulatedServer]:
+    with SimulatedServer(mysql, request.param) as server:
         yield server
 
 
-def settings(server: OlderServer) -> ConnectionSettings:
+def settings(server: SimulatedServer) -> ConnectionSettings:
     return ConnectionSettings("mysql", server.host, server.port, "root", tls={"mode": "disabled"})
 
 
-def test_a_whole_run(older: OlderServer, mysql: MysqlServer, schema: str, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_whole_run(
+    older: SimulatedServer, mysql: MysqlServer, schema: str, spark: SparkSession, tmp_path: Path
+) -> None:
     mysql.query(f"CREATE TABLE {schema}.t (id INT PRIMARY KEY, name VARCHAR(9))")
     mysql.query(f"CREATE TABLE {schema}.keyless (id INT)")
     mysql.query(f"INSERT INTO {schema}.t VALUES " + ", ".join(f"({number}, 'x')" for number in range(1000)))
@@ -48,7 +50,7 @@ def test_a_whole_run(older: OlderServer, mysql: MysqlServer, schema: str, spark:
     assert older.refused == []
 
 
-def test_cascades_are_not_logged(older: OlderServer, mysql: MysqlServer, schema: str) -> None:
+def test_cascades_are_not_logged(older: SimulatedServer, mysql: MysqlServer, schema: str) -> None:
     mysql.query(f"CREATE TABLE {schema}.p (id INT PRIMARY KEY)")
     mysql.query(
         f"CREATE TABLE {schema}.c (id INT PRIMARY KEY, p INT, FOREIGN KEY (p) REFERENCES p (id) ON DELETE CASCADE)"
@@ -60,20 +62,20 @@ def test_cascades_are_not_logged(older: OlderServer, mysql: MysqlServer, schema:
 
 
 AMAZON = {
-    "RDS": {"'aurora_version'": "SELECT 'basedir', '/rdsdbbin/mysql-8.0.36.R1/'"},
-    "Aurora": {"'aurora_version'": "SELECT 'aurora_version', '3.04.0'"},
+    "RDS": {"basedir": "/rdsdbbin/mysql-8.0.36.R1/"},
+    "Aurora": {"aurora_version": "3.04.0"},
 }
 
 
 @pytest.fixture(params=AMAZON)
-def amazon(mysql: MysqlServer, request: pytest.FixtureRequest) -> Iterator[OlderServer]:
-    with OlderServer(mysql, "8.0.36", AMAZON[request.param]) as server:
+def amazon(mysql: MysqlServer, request: pytest.FixtureRequest) -> Iterator[SimulatedServer]:
+    with SimulatedServer(mysql, "8.0.36", AMAZON[request.param]) as server:
         yield server
 
 
 @pytest.mark.parametrize(("hours", "enough"), [("NULL", False), ("0", False), ("24", True)])
 def test_how_long_amazon_keeps_the_log(
-    hours: str, enough: bool, amazon: OlderServer, mysql: MysqlServer, schema: str
+    hours: str, enough: bool, amazon: SimulatedServer, mysql: MysqlServer, schema: str
 ) -> None:
     mysql.query(f"CREATE TABLE {schema}.t (id INT PRIMARY KEY)")
     source = MysqlSource(settings(amazon))
@@ -92,7 +94,7 @@ def test_how_long_amazon_keeps_the_log(
         mysql.query("DROP TABLE mysql.rds_configuration")
 
 
-def test_settings_of_amazon_are_in_parameter_groups(amazon: OlderServer, mysql: MysqlServer, schema: str) -> None:
+def test_settings_of_amazon_are_in_parameter_groups(amazon: SimulatedServer, mysql: MysqlServer, schema: str) -> None:
     mysql.query(f"CREATE TABLE {schema}.t (id INT PRIMARY KEY)")
     mysql.query("SET GLOBAL binlog_row_image = MINIMAL")
     try:

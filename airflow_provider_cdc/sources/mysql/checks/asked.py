@@ -11,7 +11,8 @@ from airflow_provider_cdc.sources.mysql.checks.context import RequestContext, Ru
 from airflow_provider_cdc.sources.mysql.checks.history import HISTORY
 from airflow_provider_cdc.sources.mysql.checks.settings import SETTINGS, SETTINGS_SINCE
 from airflow_provider_cdc.sources.mysql.chunking.pushed_conditions import misplaced_problems
-from airflow_provider_cdc.sources.mysql.server.server import retention_problem
+from airflow_provider_cdc.sources.mysql.server.dialect import RETENTION_HOURS
+from airflow_provider_cdc.sources.mysql.server.server import kept_seconds
 from airflow_provider_cdc.sources.mysql.server.session import table_sql
 from airflow_provider_cdc.sources.mysql.tables.cascades import locked_with, watermark_problems
 from airflow_provider_cdc.sources.mysql.tables.generated import type_problems, virtual_problems
@@ -94,21 +95,14 @@ def _filters(context: TablesContext) -> Iterable[Problem]:
 
 def _retention(context: TablesContext) -> Iterable[Problem]:
     """Yield a problem if the server may purge the log before the run has read it."""
-    # MySQL before 8.0.29 does not have this variable, and always purges the log.
-    settings = {"binlog_expire_logs_auto_purge": "ON"} | context.variables(
-        ["binlog_expire_logs_auto_purge", "binlog_expire_logs_seconds"]
-    )
-    keeps = int(settings.get("binlog_expire_logs_seconds", "0"))
     needed = _LEAST_SECONDS + _MARGIN * sum(table.bytes for table in context.tables) // _BYTES_PER_SECOND
-    if context.is_amazon:
-        if (problem := retention_problem(context.connection, needed)) is not None:
-            yield problem
-        return
-    if settings.get("binlog_expire_logs_auto_purge") == "ON" and 0 < keeps < needed:
+    keeps = kept_seconds(context.connection, context.service)
+    if keeps is not None and keeps < needed:
+        shown = keeps // 3600 if context.service.keep == RETENTION_HOURS else keeps
         yield Problem(
-            "binlog_expire_logs_seconds",
-            f"is {keeps}: the log may be purged before a run over these tables has read it",
-            f"SET PERSIST binlog_expire_logs_seconds = {max(needed, 86_400)}",
+            context.service.keep,
+            f"is {shown or 'not set'}: the log may be purged before a run over these tables has read it",
+            context.service.keep_log(needed),
         )
 
 

@@ -16,10 +16,11 @@ from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import LogGone, PreflightError, Problem
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.server.dialect import Service
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, log_files, log_status
 from airflow_provider_cdc.sources.mysql.server.privileges import Privileges
-from airflow_provider_cdc.sources.mysql.server.server import is_amazon, is_replica, state
+from airflow_provider_cdc.sources.mysql.server.server import is_replica, service, state
 from airflow_provider_cdc.sources.mysql.server.session import Connection, RunSettings, variables
 from airflow_provider_cdc.sources.mysql.tables.cascades import with_parents
 
@@ -51,8 +52,8 @@ class ServerContext:
         return self.replicated or is_replica(self.connection) is not False
 
     @cached_property
-    def is_amazon(self) -> bool:
-        return is_amazon(self.connection)
+    def service(self) -> Service:
+        return service(self.connection)
 
     @cached_property
     def privileges(self) -> Privileges:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from airflow_provider_cdc.core.checks import Check, Moment, Raised
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.mysql.checks.context import RunContext, ServerContext
-from airflow_provider_cdc.sources.mysql.server.server import setting_hint
+from airflow_provider_cdc.sources.mysql.server.dialect import SELF_MANAGED, Service
 from airflow_provider_cdc.sources.mysql.server.session import is_server_itself
 
 _WHEN = (Moment.PREFLIGHT, Moment.EACH_STEP, Moment.ROLL_FORWARD)
@@ -33,13 +33,8 @@ class _Rule:
     absent: str = "unknown"
     of_replicas: bool = False
 
-    def hint(self, *, amazon: bool) -> str:
-        setting = f"{self.variable} = {self.allowed[0]}"
-        if amazon:
-            return setting_hint(setting)
-        if self.variable in ("log_bin", "log_replica_updates", "innodb_force_recovery"):
-            return f"start the server with {setting}"
-        return f"SET PERSIST {setting}"
+    def hint(self, service: Service) -> str:
+        return service.set(self.variable, self.allowed[0])
 
     def problems(self, context: ServerContext) -> Iterable[Problem]:
         if self.of_replicas and not context.may_be_replica:
@@ -47,7 +42,7 @@ class _Rule:
         values = context.variables(_VARIABLES)
         if values.get(self.variable, self.absent) not in self.allowed:
             what = f"is {values.get(self.variable, 'unknown')}: {self.why}"
-            yield Problem(self.variable, what, self.hint(amazon=context.is_amazon))
+            yield Problem(self.variable, what, self.hint(context.service))
 
 
 _RULES = (
@@ -149,7 +144,7 @@ SETTINGS: tuple[Check[ServerContext], ...] = (
         (Raised(Moment.EACH_SESSION, "sources.mysql.server.session:_check_server"),),
     ),
     *(
-        Check(id_, f"{protects} (`{rule.variable}`).", _WHEN, rule.hint(amazon=False), rule.problems)
+        Check(id_, f"{protects} (`{rule.variable}`).", _WHEN, rule.hint(SELF_MANAGED), rule.problems)
         for id_, protects, rule in _RULES
     ),
 )

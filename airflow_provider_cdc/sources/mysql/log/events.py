@@ -18,6 +18,7 @@ from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import DecodeError, UnknownEvent
 from airflow_provider_cdc.sources.mysql.log.statements import grammar
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import OLDEST, Statement
+from airflow_provider_cdc.sources.mysql.server.dialect import comment_number
 from airflow_provider_cdc.sources.mysql.server.log_protocol import (
     DELETE_ROWS,
     DELETE_ROWS_V1,
@@ -93,7 +94,7 @@ def format_description(body: bytes) -> FormatDescription:
         )
     numbers = _VERSION.match(server_version)
     return FormatDescription(
-        10_000 * int(numbers[1]) + 100 * int(numbers[2]) + int(numbers[3]) if numbers else OLDEST, checksum == 1
+        comment_number((int(numbers[1]), int(numbers[2]), int(numbers[3]))) if numbers else OLDEST, checksum == 1
     )
 
 

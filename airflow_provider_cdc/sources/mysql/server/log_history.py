@@ -29,6 +29,7 @@ from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.errors import LogGone, PositionError, SourceReplaced, SourceUnavailable
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.server import log_protocol
+from airflow_provider_cdc.sources.mysql.server.dialect import SHOW_BINARY_LOG_STATUS, SHOW_MASTER_STATUS, statement
 from airflow_provider_cdc.sources.mysql.server.driver import mapped_errors
 from airflow_provider_cdc.sources.mysql.server.log_protocol import CANNOT_READ_LOG, GTIDS_OFF, request_log
 from airflow_provider_cdc.sources.mysql.server.session import Connection, connect, query, server_version, value
@@ -94,7 +95,7 @@ class HistoryEvent:
 
 def log_status_statement(connection: Connection) -> str:
     """Return the statement that shows the end of the log, in the syntax of the server's version."""
-    return "SHOW BINARY LOG STATUS" if server_version(connection) >= (8, 2, 0) else "SHOW MASTER STATUS"
+    return statement(server_version(connection), SHOW_BINARY_LOG_STATUS, SHOW_MASTER_STATUS)
 
 
 def log_status(connection: Connection) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import pymysql
 
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.tables.table import TableName
-from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, LogGone, Problem, SourceReplaced
+from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, LogGone, SourceReplaced
 from airflow_provider_cdc.sources.api.source import (
     HISTORY_LIST,
     MEASURE_SECONDS,
@@ -21,6 +21,12 @@ from airflow_provider_cdc.sources.api.source import (
     one_number,
 )
 from airflow_provider_cdc.sources.mysql.server.commit_times import last_commits
+from airflow_provider_cdc.sources.mysql.server.dialect import (
+    RETENTION_HOURS,
+    SIGNS_OF_SERVICES,
+    Service,
+    service_of,
+)
 from airflow_provider_cdc.sources.mysql.server.driver import LOCK_WAIT_TIMEOUT
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.log_history import (
@@ -192,24 +198,15 @@ def _last_set(connection: Connection, names: Sequence[str] = WATCHED) -> dict[st
     return dict(rows)
 
 
-# Amazon RDS and Aurora: how they differ from a self-managed server.
+# Managed services: how they differ from a self-managed server. `dialect` describes them.
 
 
-_BASE = "/rdsdbbin"
 _NO_TABLE, _DENIED = 1146, (1142, 1143, 1044)
-_RETENTION = "binlog retention hours"
 
 
-def is_amazon(connection: Connection) -> bool:
-    """Return whether the server is Amazon RDS or Aurora. On these servers, users can neither set start options nor have
-    the privilege SUPER."""
-    values = variables(connection, ["basedir", "aurora_version"])
-    return "aurora_version" in values or values.get("basedir", "").startswith(_BASE)
-
-
-def setting_hint(setting: str) -> str:
-    """Return a hint for changing a setting on Amazon RDS or Aurora."""
-    return f"set {setting} in the parameter group of the instance or cluster, and reboot if it asks for that"
+def service(connection: Connection) -> Service:
+    """Return the service that runs the server."""
+    return service_of(connection.greeted_version, variables(connection, SIGNS_OF_SERVICES))
 
 
 def retention_hours(connection: Connection) -> int | None:
@@ -219,7 +216,7 @@ def retention_hours(connection: Connection) -> int | None:
     0: the setting has no value. None: the user may not read the setting.
     """
     try:
-        rows = query(connection, f"SELECT value FROM mysql.rds_configuration WHERE name = '{_RETENTION}'")
+        rows = query(connection, f"SELECT value FROM mysql.rds_configuration WHERE name = '{RETENTION_HOURS}'")
     except pymysql.MySQLError as error:
         if error.args[0] in (_NO_TABLE, *_DENIED):
             return None
@@ -227,21 +224,18 @@ def retention_hours(connection: Connection) -> int | None:
     return int(rows[0][0] or 0) if rows else 0
 
 
-def retention_problem(connection: Connection, needed: int) -> Problem | None:
-    """Return a problem if Amazon keeps the log for less time than a run needs.
+def kept_seconds(connection: Connection, host: Service) -> int | None:
+    """Return the number of seconds for which a service keeps the log. 0: `Service.keep` has no value.
 
-    None: Amazon keeps the log long enough, or the user may not read the setting.
-
-    :param needed: the number of seconds for which a run needs the log.
+    None: without a limit, or the user may not read the setting.
     """
-    hours = retention_hours(connection)
-    if hours is None or hours * 3600 >= needed:
+    if host.keep == RETENTION_HOURS:
+        hours = retention_hours(connection)
+        return None if hours is None else hours * 3600
+    values = variables(connection, ["binlog_expire_logs_auto_purge", host.keep])
+    if values.get("binlog_expire_logs_auto_purge", "ON") != "ON":
         return None
-    return Problem(
-        _RETENTION,
-        f"is {hours or 'not set'}: the log may be purged before a run over these tables has read it",
-        f"CALL mysql.rds_set_configuration('{_RETENTION}', {max(24, -(-needed // 3600))})",
-    )
+    return int(values.get(host.keep, "0")) or None
 
 
 # Measures the load of a MySQL server.

@@ -16,6 +16,7 @@ from airflow_provider_cdc.core.tables.chunk import KeyValue
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, SourceReplaced
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.server.dialect import OLDEST_VERSION, Version, has_variable, values_before
 from airflow_provider_cdc.sources.mysql.server.driver import (
     SERVER_KEY,
     GuardedConnection,
@@ -51,8 +52,6 @@ if TYPE_CHECKING:
 IDLE_SECONDS = "900"
 """The server ends a session after it has been idle for this number of seconds."""
 
-Version = tuple[int, int, int]
-
 
 @dataclass(frozen=True)
 class Pinned:
@@ -66,15 +65,12 @@ class Pinned:
         the SQL expression that reads the variable back. Empty: ``@@SESSION.`` and the name of the variable.
     ``shown``
         the expected result of ``read``, as text. Empty: ``value`` without its quotes.
-    ``since``
-        the first server version that has the variable.
     """
 
     value: str
     why: str
     read: str = ""
     shown: str = ""
-    since: Version = (0, 0, 0)
 
     @property
     def expected(self) -> str | None:
@@ -123,7 +119,6 @@ PINNED: Mapping[str, Pinned] = {
     "show_gipk_in_create_table_and_information_schema": Pinned(
         "1",
         "the log contains the column of a generated invisible primary key, so the catalog must show it",
-        since=(8, 0, 30),
     ),
     # Catalog and SHOW output
     "sql_quote_show_create": Pinned("1", "without quotes, the names in SHOW GRANTS are ambiguous"),
@@ -243,14 +238,13 @@ read."""
 
 def pinned(version: Version) -> dict[str, Pinned]:
     """Return the variables that a session sets on a server of this version."""
-    return {name: pin for name, pin in PINNED.items() if version >= pin.since}
+    return {name: pin for name, pin in PINNED.items() if has_variable(version, name)}
 
 
 Connection: TypeAlias = GuardedConnection
 
 _NOTHING = GtidSet()
 
-OLDEST_VERSION = (8, 0, 26)
 CONNECT_SECONDS = 15
 READ_SECONDS = 900
 """The read timeout in seconds. If the server sends no data for this time, the session counts as lost. No statement of
@@ -402,10 +396,10 @@ def value(connection: Connection, expression: str, args: Sequence[Any] = ()) -> 
 
 def variables(connection: Connection, names: Sequence[str]) -> dict[str, str]:
     """Return global variables as text (for example ``ON``, ``OFF``). Variables that the server does not have are
-    omitted."""
+    omitted, unless servers of its version behave as with one certain value."""
     marks = ", ".join(["%s"] * len(names))
     rows = query(connection, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({marks})", names)
-    return {name: str(setting) for name, setting in rows}
+    return values_before(server_version(connection), names) | {name: str(setting) for name, setting in rows}
 
 
 def account(connection: Connection) -> str:
@@ -463,7 +457,7 @@ def _check_server(settings: RunSettings, connection: Connection) -> None:
         )
 
 
-def server_version(connection: Connection) -> tuple[int, int, int]:
+def server_version(connection: Connection) -> Version:
     """Return the server's version from its greeting."""
     match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", connection.greeted_version)
     return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else (0, 0, 0)

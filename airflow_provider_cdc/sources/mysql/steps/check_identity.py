@@ -14,10 +14,11 @@ from airflow_provider_cdc.errors import ConfigurationError, ExactnessError
 from airflow_provider_cdc.sources.api.source import ConnectionSettings, NeededLog, Reach, Runway
 from airflow_provider_cdc.sources.mysql.checks.asked import OF_A_RUN
 from airflow_provider_cdc.sources.mysql.checks.context import RunContext
+from airflow_provider_cdc.sources.mysql.server.dialect import RETENTION_HOURS, Service
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.log_history import file_number, log_files, stamp_of
-from airflow_provider_cdc.sources.mysql.server.server import CLOCK, is_amazon, retention_hours
-from airflow_provider_cdc.sources.mysql.server.session import Connection, query, session, value, variables
+from airflow_provider_cdc.sources.mysql.server.server import CLOCK, kept_seconds, service
+from airflow_provider_cdc.sources.mysql.server.session import Connection, query, session, value
 
 
 def check_identity(
@@ -69,14 +70,10 @@ def has_reached(settings: ConnectionSettings, target: AsOf) -> Reach:
 # Determines how long a MySQL server keeps its binary log.
 
 
-_AUTO_PURGE, _SECONDS = "binlog_expire_logs_auto_purge", "binlog_expire_logs_seconds"
-_AMAZON = "binlog retention hours"
-
-
 def runway(settings: ConnectionSettings) -> Runway:
     """Implements `Source.runway`."""
     with session(settings) as connection:
-        return _runway(connection)
+        return _runway(connection, service(connection))
 
 
 def needed_log(settings: ConnectionSettings, facts: MysqlFacts, since: Sequence[MysqlFacts]) -> NeededLog:
@@ -86,7 +83,8 @@ def needed_log(settings: ConnectionSettings, facts: MysqlFacts, since: Sequence[
     longer ago than the setting allows. A file is closed when the next file is created.
     """
     with session(settings) as connection:
-        runway = _runway(connection)
+        host = service(connection)
+        runway = _runway(connection, host)
         files = log_files(connection)
         now = int(value(connection, "UNIX_TIMESTAMP()"))
     names = {file_number(name): name for name in files}
@@ -104,24 +102,17 @@ def needed_log(settings: ConnectionSettings, facts: MysqlFacts, since: Sequence[
         kept=max(0, needed - position),
         seconds=seconds,
         limit=runway.why if runway.seconds is None else f"{runway.why} = {runway.seconds:,.0f} s",
-        hint=f"raise {_AMAZON} (CALL mysql.rds_set_configuration)"
-        if runway.why == _AMAZON
-        else f"raise {_SECONDS} (SET PERSIST)",
+        hint=host.longer,
         begins=f"{first}:{position}",
         # A quiet server may write to the same file for days, and does not remove it.
         certain=is_closed,
     )
 
 
-def _runway(connection: Connection) -> Runway:
-    if is_amazon(connection):
-        hours = retention_hours(connection)
-        if hours is None:
-            return Runway(None, "this user may not see how long the server keeps its log")
-        return Runway(hours * 3600.0, _AMAZON)
-    values = variables(connection, [_AUTO_PURGE, _SECONDS])
-    seconds = int(values.get(_SECONDS, "0"))
-    # Before 8.0.29, automatic purging cannot be switched off.
-    if not seconds or values.get(_AUTO_PURGE, "ON") != "ON":
-        return Runway(None, "the server does not purge its log by itself", unbounded=True)
-    return Runway(float(seconds), _SECONDS)
+def _runway(connection: Connection, host: Service) -> Runway:
+    seconds = kept_seconds(connection, host)
+    if seconds is not None:
+        return Runway(float(seconds), host.keep)
+    if host.keep == RETENTION_HOURS:
+        return Runway(None, "this user may not see how long the server keeps its log")
+    return Runway(None, "the server does not purge its log by itself", unbounded=True)

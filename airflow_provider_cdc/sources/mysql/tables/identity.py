@@ -30,6 +30,7 @@ from typing import Any, TypeAlias
 import pymysql
 
 from airflow_provider_cdc.core.tables.table import Table, TableName
+from airflow_provider_cdc.sources.mysql.server.dialect import ROW_VERSIONS
 from airflow_provider_cdc.sources.mysql.server.driver import LOCK_WAIT_TIMEOUT
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace
 from airflow_provider_cdc.sources.mysql.server.session import Connection, account, query, server_version, table_sql
@@ -39,8 +40,6 @@ _CREATED, _IDS, _SPACES, _VERSIONS = "created", "table_ids", "tablespaces", "row
 """Keys in a table's details."""
 _PRIVILEGE_MISSING = 1227
 _WAIT_SECONDS = 1
-_VERSIONS_SINCE = (8, 0, 29)
-"""Earlier servers only add columns instantly, and this changes the table's columns."""
 _Numbers: TypeAlias = tuple[int, int | None]
 _PARTITION = re.compile("#[pP]#")
 _ESCAPED = re.compile(r"[^0-9A-Za-z_]")
@@ -274,7 +273,7 @@ def _engine_tables(
     :param schemas: the folder names of the schemas; None: all schemas.
     """
     condition = "TRUE" if schemas is None else _in_schemas(schemas)
-    versions = "TOTAL_ROW_VERSIONS" if server_version(connection) >= _VERSIONS_SINCE else "NULL"
+    versions = ROW_VERSIONS.name if ROW_VERSIONS.known_to(server_version(connection)) else "NULL"
     try:
         rows = _engine_view(
             connection,

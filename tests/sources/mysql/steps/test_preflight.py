@@ -19,7 +19,7 @@ from airflow_provider_cdc.sources.mysql.server.driver import is_of_table, statem
 from airflow_provider_cdc.sources.planning.survey import survey
 from harness.mysql_server import MysqlServer
 from tests.servers import throw_away_mysql
-from tests.sources.mysql.older_server import OlderServer
+from tests.sources.mysql.simulated_server import SimulatedServer
 
 SHOP = """
 CREATE TABLE shop.orders (id INT PRIMARY KEY, note TEXT);
@@ -190,11 +190,7 @@ class TestSettings:
 
     def test_of_a_server_that_may_skip_damaged_rows(self, server: MysqlServer) -> None:
         """A server that was started so writes nothing: its answer alone is that of one."""
-        forced = (
-            "SELECT VARIABLE_NAME, IF(VARIABLE_NAME = 'innodb_force_recovery', '1', VARIABLE_VALUE) "
-            "FROM performance_schema.global_variables"
-        )
-        with OlderServer(server, "8.4.3", {"'innodb_force_recovery'": forced}) as started:
+        with SimulatedServer(server, "8.4.3", {"innodb_force_recovery": "1"}) as started:
             settings = ConnectionSettings("mysql", started.host, started.port, "root", tls={"mode": "disabled"})
             (problem,) = MysqlSource(settings).check_server()
         assert problem.hint == "start the server with innodb_force_recovery = 0"

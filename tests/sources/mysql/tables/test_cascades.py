@@ -27,7 +27,7 @@ from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
 from tests.seeds import seeds
 from tests.servers import throw_away_mysql
-from tests.sources.mysql.older_server import OlderServer
+from tests.sources.mysql.simulated_server import SimulatedServer
 
 TABLES = """
 CREATE TABLE up.root (id INT PRIMARY KEY, note TEXT);
@@ -239,7 +239,7 @@ def test_cascades_after_the_read_do_not_count_while_other_tables_are_still_read(
 @pytest.mark.long
 @pytest.mark.parametrize("version", ["8.0.36", "8.4.3"])
 def test_a_whole_run_on_an_older_server(version: str, server: MysqlServer, spark: SparkSession, tmp_path: Path) -> None:
-    with OlderServer(server, version) as older:
+    with SimulatedServer(server, version) as older:
         settings = ConnectionSettings("mysql", older.host, older.port, "root", tls={"mode": "disabled"})
         pipeline = Pipeline(spark, settings, tmp_path.as_uri(), ["d.child", "d.tree"])
         pipeline.record()

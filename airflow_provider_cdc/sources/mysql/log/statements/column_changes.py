@@ -20,6 +20,7 @@ from airflow_provider_cdc.sources.mysql.log.statements.alter_table import Parts
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import Reader, Statement, UnreadableError
 from airflow_provider_cdc.sources.mysql.log.statements.index_changes import IdentityEffect
 from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import TrackedNames, is_recomputed
+from airflow_provider_cdc.sources.mysql.server.dialect import INSTANT_ANYWHERE, comment_number
 from airflow_provider_cdc.sources.mysql.tables.labels import may_be_alike
 from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, Family, decimal_groups
 
@@ -35,7 +36,7 @@ _TYPES = frozenset(
 _CHARSETS = ("ascii", "latin1", "utf8mb3", "utf8mb4")
 """Character sets of a statement, and of its literals, in which the bytes of ASCII mean ASCII characters. In others,
 such as swe7, the server replaces some ASCII characters of a literal."""
-_INSTANT_SINCE = 80_029
+_INSTANT_SINCE = comment_number(INSTANT_ANYWHERE.since)
 """Since this version, the server adds and drops a column at any place without a rebuild of the table."""
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from airflow_provider_cdc.core.tables.table import TableName
-from airflow_provider_cdc.sources.mysql.server.session import OLDEST_VERSION
+from airflow_provider_cdc.sources.mysql.server.dialect import OLDEST_VERSION, SIX_DIGIT_COMMENTS, comment_number
 from airflow_provider_cdc.sources.mysql.tables.charsets import CHARSETS, GB18030_EDITION
 
 # Decodes the bytes of a logged statement.
@@ -150,10 +150,9 @@ def possible_charsets(text: bytes) -> tuple[str, ...]:
     return (SWE7,) if _SWE7_SIGNS.search(text) else ()
 
 
-_MAJOR, _MINOR, _PATCH = OLDEST_VERSION
-OLDEST = 10_000 * _MAJOR + 100 * _MINOR + _PATCH
+OLDEST = comment_number(OLDEST_VERSION)
 """Version of the oldest supported server."""
-_SIX_DIGITS_SINCE = 80_100
+_SIX_DIGITS_SINCE = comment_number(SIX_DIGIT_COMMENTS.since)
 
 
 @dataclass(frozen=True)
