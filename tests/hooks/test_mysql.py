@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_cdc.check_server import main
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.mysql import CdcMysqlHook
@@ -156,3 +157,13 @@ def test_what_protects_the_password_is_waived_only_by_name_and_not_in_silence(
     for quiet in ({}, {mode: "required"}, key, {"tls_trusted_network": False}):
         assert warnings(extra=quiet) == []
     assert warnings(host="127.0.0.1", extra={mode: "disabled"}) == []
+
+
+def test_the_command_check_server_takes_a_connection(
+    mysql: MysqlServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", f"cdc-mysql://root@{mysql.host}:{mysql.port}/")
+    assert main(["--source-conn-id", "shop"]) == 0
+    assert "differences: none" in capsys.readouterr().out
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", "cdc-postgres://root@127.0.0.1/")
+    assert main(["--source-conn-id", "shop"]) == 2

@@ -16,6 +16,7 @@ from harness.documents.checks import CHECK_TABLES
 from harness.documents.errors import error_table
 from harness.documents.merging import merge_table
 from harness.documents.metrics import metric_table
+from harness.documents.mysql_servers import service_table, version_table
 from harness.documents.options import argument_table, clean_table, object_tables
 from harness.documents.packages import package_map
 from harness.documents.settings import setting_table
@@ -35,6 +36,8 @@ PARTS: Mapping[str, Callable[[], Iterable[Sequence[str]]]] = {
     "merging": merge_table,
     "iceberg types": iceberg_types,
     "mysql types": mysql_types,
+    "mysql versions": version_table,
+    "mysql services": service_table,
     "postgres types": postgres_types,
     **CHECK_TABLES,
 }

@@ -216,14 +216,14 @@ _CHECKED, _SESSION, _POSITION = "check settings", "give each session the same va
 _VARIABLE_NAMES = {
     (_CHECKED, _BINARY_LOG): """
         log_bin binlog_format binlog_row_image binlog_row_value_options binlog_order_commits binlog_error_action
-        binlog_expire_logs_seconds log_replica_updates sync_binlog
+        binlog_expire_logs_seconds binlog_transaction_compression log_replica_updates sync_binlog
     """,
     (_CHECKED, _GTIDS): "gtid_mode enforce_gtid_consistency",
     (_CHECKED, _REPLICA): "replica_preserve_commit_order",
     (_CHECKED, _INNODB): "innodb_flush_log_at_trx_commit innodb_force_recovery",
     (_CHECKED, _SYSTEM): """
         version version_comment basedir hostname lower_case_table_names partial_revokes performance_schema
-        max_allowed_packet
+        max_allowed_packet old_alter_table
     """,
     (_POSITION, _GTIDS): "gtid_executed gtid_owned gtid_purged",
     (_POSITION, "replication-options"): "server_uuid",
@@ -275,10 +275,7 @@ def _variables() -> Iterator[Feature]:
     )
 
 
-VARIABLES: Mapping[str, Feature] = {
-    one.name: replace(one, probe=one.probe or f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ('{one.name}')")
-    for one in _variables()
-}
+VARIABLES: Mapping[str, Feature] = {one.name: replace(one, probe=f"SELECT @@{one.name}") for one in _variables()}
 """The variables that this package reads or sets. A server without a variable rejects a statement that sets it."""
 
 
@@ -443,7 +440,7 @@ _BEHAVIOUR = (
         "vector",
         since=(9, 0, 0),
         instead="no column has this type",
-        probe="SELECT STRING_TO_VECTOR('[1]')",
+        probe="SELECT VECTOR_DIM(STRING_TO_VECTOR('[1]'))",
         sign=r"\bSTRING_TO_VECTOR\b",
     ),
 )
@@ -511,8 +508,8 @@ _AT_START = ("log_replica_updates", "innodb_force_recovery")
 RETENTION_HOURS, _EXPIRE = "binlog retention hours", "binlog_expire_logs_seconds"
 _AMAZON_DOCS = "https://docs.aws.amazon.com/AmazonRDS/latest"
 _NO_SUPER = (
-    "`SUPER`, `SET PERSIST`, start options, and (depending on the version) `FLUSH TABLES WITH READ LOCK`. A run needs "
-    "none of them"
+    "`SUPER`, `SET PERSIST`, start options, and on some versions `FLUSH TABLES WITH READ LOCK`: a run needs none of "
+    "them"
 )
 
 SELF_MANAGED = Service(
