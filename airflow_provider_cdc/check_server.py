@@ -122,11 +122,12 @@ def _lines(found: ServerReport, problems: Sequence[Problem], notes: dict[str, st
         feature = one.feature
         yield f"  {feature.subject.value} {feature.name} (versions: {feature.versions}): {_outcome(one)}. {one.answer}"
         yield f"    used to {feature.use}; see {feature.manual}"
-    denied = [one for one in found.compared if one.found is None and one.feature.probe]
+    denied = [one for one in found.compared if one.found is None and (one.feature.probe or one.feature.privilege)]
     if denied:
         yield "not tested:"
     for one in denied:
-        yield f"  {one.feature.subject.value} {one.feature.name}: {one.answer}"
+        needs = f" (GRANT {one.feature.privilege})" if one.feature.privilege else ""
+        yield f"  {one.feature.subject.value} {one.feature.name}: {one.answer}{needs}"
     yield f"problems: {len(problems) or 'none'}"
     for problem in problems:
         yield f"  {problem}"
@@ -148,6 +149,7 @@ def _data(found: ServerReport, problems: Sequence[Problem], notes: dict[str, str
                 "name": one.feature.name,
                 "versions": one.feature.versions,
                 "manual": one.feature.manual,
+                "privilege": one.feature.privilege,
                 "expected": one.expected,
                 "found": one.found,
                 "differs": one.differs,

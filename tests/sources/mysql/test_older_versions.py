@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -64,7 +65,7 @@ def test_nights_and_the_past(version: str, spark: SparkSession, tmp_path: Path) 
             server.query(statement)
         before = rows(server)
 
-        def copy(night: int, *statements: str, **options: str) -> dict[str, list[object]]:
+        def copy(night: int, *statements: str, **options: Any) -> dict[str, list[Any]]:
             run_id = f"202601{night:02}T000000Z-00000000"
             run = Pipeline(spark, settings(older), tmp_path.as_uri(), ["d.*"], run_id=run_id, **options)
             run.record()
@@ -102,7 +103,7 @@ SHOP = (
 )
 
 
-def rows(server: MysqlServer) -> dict[str, list[object]]:
+def rows(server: MysqlServer) -> dict[str, list[Any]]:
     names = ("parent", "child", "alone", "keyless")
     return {f"d.{name}": sorted(server.query(f"SELECT * FROM d.{name}")) for name in names}
 

@@ -50,6 +50,7 @@ class Feature:
     :param parsed: the server only parses the probe, because its execution would take locks.
     :param sign: a regular expression for statements that use the feature. Empty: the name.
     :param number: the number of an event.
+    :param privilege: the privilege that it needs, in the syntax of GRANT. Empty: none, or SELECT on the copied tables.
     :param certain: whether a manual says this for all supported versions. Otherwise, the package does not rely on the
         entry: it works with the feature and without it.
     """
@@ -65,6 +66,7 @@ class Feature:
     parsed: bool = False
     sign: str = ""
     number: int = 0
+    privilege: str = ""
     certain: bool = True
 
     def known_to(self, version: Version) -> bool:
@@ -105,19 +107,20 @@ def comment_number(version: Version) -> int:
 # Statements.
 
 
-def _statement(name: str, use: str, page: str, probe: str | None = None, parsed: bool = False) -> Feature:
-    return Feature(Subject.STATEMENT, name, use, page, probe=name if probe is None else probe, parsed=parsed)
+def _statement(name: str, use: str, page: str, probe: str = "", privilege: str = "") -> Feature:
+    return Feature(Subject.STATEMENT, name, use, page, probe=probe or name, privilege=privilege)
 
 
+_CLIENT, _REPLICATION = "REPLICATION CLIENT ON *.*", "REPLICATION SLAVE ON *.*"
 _END_OF_LOG = "find the end of the log, and the log's filters"
 
 SHOW_BINARY_LOG_STATUS = replace(
-    _statement("SHOW BINARY LOG STATUS", _END_OF_LOG, "show-binary-log-status"),
+    _statement("SHOW BINARY LOG STATUS", _END_OF_LOG, "show-binary-log-status", privilege=_CLIENT),
     since=(8, 2, 0),
     instead="SHOW MASTER STATUS",
 )
 SHOW_MASTER_STATUS = replace(
-    _statement("SHOW MASTER STATUS", _END_OF_LOG, "show-master-status"),
+    _statement("SHOW MASTER STATUS", _END_OF_LOG, "show-master-status", privilege=_CLIENT),
     until=(8, 4, 0),
     instead="SHOW BINARY LOG STATUS",
 )
@@ -127,17 +130,21 @@ _READ = "read rows"
 _STATEMENTS = (
     SHOW_BINARY_LOG_STATUS,
     SHOW_MASTER_STATUS,
-    _statement("SHOW BINARY LOGS", "list the files of the log", "show-binary-logs"),
+    _statement("SHOW BINARY LOGS", "list the files of the log", "show-binary-logs", privilege=_CLIENT),
     _statement(
         "SHOW BINLOG EVENTS",
         "read which transactions precede a file",
         "show-binlog-events",
         "SHOW BINLOG EVENTS LIMIT 2",
+        _REPLICATION,
     ),
     _statement(
-        "SHOW REPLICA STATUS", "find out whether the server is a replica; measure its lag", "show-replica-status"
+        "SHOW REPLICA STATUS",
+        "find out whether the server is a replica; measure its lag",
+        "show-replica-status",
+        privilege=_CLIENT,
     ),
-    _statement("SHOW REPLICAS", "test the privilege REPLICATION SLAVE", "show-replicas"),
+    _statement("SHOW REPLICAS", "test the privilege REPLICATION SLAVE", "show-replicas", privilege=_REPLICATION),
     _statement("SHOW GRANTS", "read the privileges of the user", "show-grants"),
     _statement(
         "SHOW GLOBAL VARIABLES",
@@ -147,8 +154,14 @@ _STATEMENTS = (
     ),
     _statement("SHOW GLOBAL STATUS", "measure the load", "show-status", "SHOW GLOBAL STATUS LIKE 'Threads_running'"),
     _statement("SHOW WARNINGS", "stop if a value was omitted from a result", "show-warnings"),
-    _statement("XA RECOVER CONVERT XID", "list prepared transactions", "xa-statements"),
-    _statement("LOCK TABLES", _TABLE_LOCK, "lock-tables", "LOCK TABLES information_schema.TABLES READ", parsed=True),
+    _statement(
+        "XA RECOVER CONVERT XID", "list prepared transactions", "xa-statements", privilege="XA_RECOVER_ADMIN ON *.*"
+    ),
+    replace(
+        _statement("LOCK TABLES", _TABLE_LOCK, "lock-tables", "LOCK TABLES information_schema.TABLES READ"),
+        parsed=True,
+        privilege="LOCK TABLES",
+    ),
     _statement("UNLOCK TABLES", _TABLE_LOCK, "lock-tables"),
     _statement("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY", "read at one position", "commit"),
     _statement("START TRANSACTION READ ONLY", "keep tables from being altered for a moment", "commit"),
@@ -197,7 +210,8 @@ _COMMANDS = {
     0x1F: ("COM_RESET_CONNECTION", "remove what init_connect left in a session"),
 }
 COMMANDS: Mapping[int, Feature] = {
-    number: Feature(Subject.COMMAND, name, use, name.lower()) for number, (name, use) in _COMMANDS.items()
+    number: Feature(Subject.COMMAND, name, use, name.lower(), privilege=_REPLICATION if "BINLOG" in name else "")
+    for number, (name, use) in _COMMANDS.items()
 }
 """The commands that this package sends, by their numbers."""
 
@@ -334,9 +348,17 @@ _TABLES = {
         "variables_info": ("notice settings that were set during a run", "performance-schema-variables-info-table"),
     },
 }
+_PROCESS = "PROCESS ON *.*"
+_HIDDEN = ("metadata_locks", "replication_applier_filters", "replication_applier_global_filters", "threads")
+"""The tables of the performance schema that not all users see."""
 TABLES: Mapping[str, Feature] = {
     f"{schema}.{name}".lower(): Feature(
-        Subject.TABLE, f"{schema}.{name}", use, page, probe=f"SELECT 1 FROM {schema}.{name} LIMIT 0"
+        Subject.TABLE,
+        f"{schema}.{name}",
+        use,
+        page,
+        probe=f"SELECT 1 FROM {schema}.{name} LIMIT 0",
+        privilege=_PROCESS if name.startswith("INNODB") else f"SELECT ON {schema}.{name}" if name in _HIDDEN else "",
     )
     for schema, tables in _TABLES.items()
     for name, (use, page) in tables.items()
@@ -351,6 +373,7 @@ ROW_VERSIONS = Feature(
     since=(8, 0, 29),
     instead="columns are only added instantly, which changes the definition of the table",
     probe="SELECT TOTAL_ROW_VERSIONS FROM information_schema.INNODB_TABLES LIMIT 0",
+    privilege=_PROCESS,
 )
 
 
