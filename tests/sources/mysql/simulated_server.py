@@ -41,6 +41,13 @@ _TABLE = re.compile(r"\b(?:information_schema|performance_schema|mysql|sys)\.\w+
 _VARIABLE = re.compile(r"@@(?:(?:global|session)\.)?(\w+)|\bSESSION (\w+) =|\bSET_VAR\((\w+)", re.IGNORECASE)
 _RDS_TABLE = "mysql.rds_configuration"
 
+_SIGNS = {
+    "GTIDs with tags": r"-\w{12}:[a-z_]\w*:\d",
+    "the type VECTOR": r"\bSTRING_TO_VECTOR\b",
+    "versioned comments with six digits": r"/\*!\d{6} ",
+    "TOTAL_ROW_VERSIONS": r"\bTOTAL_ROW_VERSIONS\b",
+}
+"""Regular expressions of statements that use a column or rely on a behaviour, by the feature."""
 _ERRORS = {
     Subject.COLUMN: (1054, "42S22", "Unknown column '{}' in 'field list'"),
     "GTIDs with tags": (1772, "HY000", "Malformed GTID set specification: {}"),
@@ -68,9 +75,9 @@ class SimulatedServer:
         self._numbers = (major, minor, patch)
         self._shows = {**(shows or {}), "version": version}
         self._signs = [
-            (feature, re.compile(feature.sign or rf"\b{re.escape(feature.name)}\b"))
+            (feature, re.compile(_SIGNS[feature.name]))
             for feature in FEATURES
-            if feature.subject in (Subject.COLUMN, Subject.BEHAVIOUR) and not self._has(feature)
+            if feature.name in _SIGNS and not self._has(feature)
         ]
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.host, self.port = self._listening.getsockname()

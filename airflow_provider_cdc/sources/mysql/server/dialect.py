@@ -48,7 +48,6 @@ class Feature:
     :param probe: a statement that reads nothing, and fails if the server lacks the feature. Empty: no statement shows
         this.
     :param parsed: the server only parses the probe, because its execution would take locks.
-    :param sign: a regular expression for statements that use the feature. Empty: the name.
     :param number: the number of an event.
     :param privilege: the privilege that it needs, in the syntax of GRANT. Empty: none, or SELECT on the copied tables.
     :param certain: whether a manual says this for all supported versions. Otherwise, the package does not rely on the
@@ -64,7 +63,6 @@ class Feature:
     instead: str = ""
     probe: str = ""
     parsed: bool = False
-    sign: str = ""
     number: int = 0
     privilege: str = ""
     certain: bool = True
@@ -441,7 +439,6 @@ SIX_DIGIT_COMMENTS = Feature(
     since=(8, 1, 0),
     instead="the sixth digit is part of the statement",
     probe="SELECT 1 /*!080026 + 1 */",
-    sign=r"/\*!\d{6} ",
 )
 _BEHAVIOUR = (
     INSTANT_ANYWHERE,
@@ -454,7 +451,6 @@ _BEHAVIOUR = (
         since=(8, 3, 0),
         instead="no position has a tag",
         probe="SELECT GTID_SUBSET('00000000-0000-0000-0000-000000000001:tag:1', '')",
-        sign=r"-\w{12}:[a-z_]\w*:\d",
     ),
     Feature(
         Subject.BEHAVIOUR,
@@ -464,7 +460,6 @@ _BEHAVIOUR = (
         since=(9, 0, 0),
         instead="no column has this type",
         probe="SELECT VECTOR_DIM(STRING_TO_VECTOR('[1]'))",
-        sign=r"\bSTRING_TO_VECTOR\b",
     ),
 )
 

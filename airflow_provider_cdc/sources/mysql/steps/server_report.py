@@ -34,7 +34,8 @@ _LACKING = {1047, 1054, 1064, 1109, 1146, 1149, 1193, 1235, 1305, 1772}
 """Errors of a server that does not have a feature."""
 _NOT_PREPARABLE = 1295
 """The server has parsed the statement, which it cannot prepare."""
-_PRIVATE = ("hostname",)
+_CHECKED, _PRIVATE = VARIABLES["gtid_mode"].use, ("hostname",)
+"""The use of the variables that a report shows, and the names that it does not show."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +98,6 @@ def report(settings: ConnectionSettings) -> ServerReport:
             settings=found,
             warnings=(*durability_warnings(connection), *identity_warnings(connection)),
         )
-
-
-_CHECKED = VARIABLES["gtid_mode"].use
 
 
 def _compared(settings: ConnectionSettings, connection: Connection, feature: Feature) -> Compared:
