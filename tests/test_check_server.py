@@ -63,6 +63,7 @@ def test_a_simulated_server_is_as_expected(
         assert run(server, "--table", table) == 0
     shown = capsys.readouterr().out
     assert f"server: {version}, " in shown
+    assert f"log: written by {version}, " in shown
     assert "differences: none\nproblems: none\n" in shown
     assert ("Google Cloud SQL" in shown) == version.endswith("google")
 

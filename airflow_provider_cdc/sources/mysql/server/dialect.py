@@ -2,7 +2,7 @@
 
 `FEATURES` lists what this package uses of a server: statements, variables, tables of the catalog, events of the log,
 login methods, and the behaviour on which a decision depends. Each entry has the first version with the feature, the
-first version without it, and the page of the reference manual that says so. No other module compares versions.
+first version without it, and the page of the reference manual with these facts. No other module compares versions.
 
 The simulated server of the tests answers from this table, and rejects everything else. The command ``check_server``
 compares a server with the table. No server before 9.7 was available when the table was written: it follows the manuals.

@@ -170,10 +170,11 @@ def _log(settings: ConnectionSettings, connection: Connection) -> str:
         return f"cannot be read: {error}"
     compressed = value(connection, "@@global.binlog_transaction_compression")
     return (
+        f"written by {body[_VERSION].rstrip(bytes(1)).decode('utf-8', 'replace')}, "
         f"{len(body) - _EVENTS_AT} types of events, "
         f"checksums {'on' if described.checksums else 'off'}, compression {'on' if compressed else 'off'}"
     )
 
 
-_EVENTS_AT = 58
-"""The size of a FORMAT_DESCRIPTION event without the list of the types of events."""
+_VERSION, _EVENTS_AT = slice(2, 52), 58
+"""In a FORMAT_DESCRIPTION event: the place of the server's version, and the size without the list of events."""
