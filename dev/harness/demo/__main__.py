@@ -29,6 +29,7 @@ from harness.airflow_home import AirflowHome
 from harness.cache import cache_directory
 from harness.demo.mysql_stage import MysqlStage
 from harness.demo.postgres_stage import PostgresStage
+from harness.demo.remote import show as show_remote
 from harness.demo.shards import show as show_shards
 from harness.demo.stage import KEYS, SCHEMA, Row, Stage, StageFactory
 from harness.demo.tables import rows_at_cut, show_cuts
@@ -42,6 +43,7 @@ DEMOS: Mapping[str, str] = {
     "nights": "a copy that is rolled forward, a copy as of a time in the past, and rows that are read again",
     "verify": "the command that verifies copies: without a fault, and with a planted one",
     "shards": "one table from two MySQL servers, with a key that is on both",
+    "remote": "a Spark driver that a service starts, and a worker of Airflow that is killed",
 }
 ALL = "all"
 SHARD_ROWS = 5_000
@@ -91,6 +93,9 @@ def main() -> None:
         for demo in chosen:
             if demo == "shards":
                 failed |= show_shards(folder, _step, min(arguments.rows, SHARD_ROWS))
+                continue
+            if demo == "remote":
+                failed |= show_remote(folder, _step, arguments.rows, arguments.writes)
                 continue
             for kind in ("mysql", "postgres") if demo == "nights" else ("mysql",) if demo == "verify" else (demo,):
                 with STAGES[kind](folder / f"{demo}-{kind}-server") as stage:
