@@ -10,6 +10,7 @@ This module imports none of its libraries, so both the Airflow code and the Spar
 | interface | tested on |
 | --- | --- |
 | `spark_submit_command`, `master_of_connection` | apache-airflow-providers-apache-spark 5.4.1 to 6.3.4 |
+| `databricks_request` | apache-airflow-providers-databricks 7.8.1 to 7.23.0 |
 | `keeps_native_types` | apache-airflow 3.1.5 to 3.3.2 |
 | `supervisor_channel`, `runs_dag_code`, `PRE_EXECUTE_HOOK` | apache-airflow 3.1.5 to 3.3.2 |
 | `raise_undefined` | jinja2 3.1.6 |
@@ -46,6 +47,19 @@ def master_of_connection(hook: Any) -> str:
     :param hook: a ``SparkSubmitHook``.
     """
     return str(hook._connection["master"])
+
+
+def databricks_request(hook: Any, method: str, path: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Send a request to Databricks, and return the answer. The hook repeats the request if the service is busy or not
+    reached. Its public methods exist for a few requests only, and their errors have no status.
+
+    :param hook: a ``DatabricksHook``.
+    :param path: the path of the interface, beginning with its version.
+    :raises requests.HTTPError: Databricks refuses the request.
+    :raises AirflowException: no request succeeded.
+    """
+    answer: dict[str, Any] = hook._do_api_call((method, path), fields, wrap_http_errors=False)
+    return answer
 
 
 def keeps_native_types(operator: type[_Operator]) -> type[_Operator]:

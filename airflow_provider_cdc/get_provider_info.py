@@ -45,7 +45,11 @@ _SETTINGS: Mapping[str, Mapping[str, Any]] = {
 """The options of the section ``cdc`` of Airflow's configuration."""
 
 
-SPARK_LAUNCHERS = ("emr_serverless",)
+SPARK_LAUNCHERS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "emr_serverless": {"required": ("application_id", "execution_role_arn"), "optional": ("conn_id", "archive")},
+    "databricks": {"required": ("conn_id", "cluster"), "optional": ("requirements",)},
+}
+"""The platforms that run Spark jobs, each with its fields. The first is the default."""
 SPARK_FIELDS: Mapping[str, Any] = {
     "launcher": {
         "label": "Platform",
@@ -54,23 +58,36 @@ SPARK_FIELDS: Mapping[str, Any] = {
     },
     "conn_id": {
         "label": "Connection to the platform",
-        "description": "The id of the connection to the platform, of type aws. Empty: what the environment has.",
+        "description": "The id of the connection to the platform, of type aws (empty: what the environment has) or "
+        "databricks.",
         "schema": {"type": ["string", "null"]},
     },
     "application_id": {
         "label": "Application",
-        "description": "The id of the EMR Serverless application.",
+        "description": "EMR Serverless: the id of the application.",
         "schema": {"type": ["string", "null"]},
     },
     "execution_role_arn": {
         "label": "Role of the jobs",
-        "description": "The ARN of the role with which the jobs reach the lake.",
+        "description": "EMR Serverless: the ARN of the role with which the jobs reach the lake.",
         "schema": {"type": ["string", "null"]},
     },
     "archive": {
         "label": "Archive of packages",
-        "description": "The URI of the archive that `python -m airflow_provider_cdc.bundle` wrote. Empty: the image of "
-        "the application has the packages.",
+        "description": "EMR Serverless: the URI of the archive that `python -m airflow_provider_cdc.bundle` wrote. "
+        "Empty: the image of the application has the packages.",
+        "schema": {"type": ["string", "null"]},
+    },
+    "cluster": {
+        "label": "Cluster",
+        "description": "Databricks: the new_cluster of the Jobs API, such as spark_version, node_type_id, num_workers, "
+        "policy_id and custom_tags, in JSON.",
+        "schema": {"type": ["object", "null"]},
+    },
+    "requirements": {
+        "label": "Requirements",
+        "description": "Databricks: the path of the file with the packages, below /Volumes or /Workspace. Empty: the "
+        "cluster has the packages.",
         "schema": {"type": ["string", "null"]},
     },
     "limit_minutes": {

@@ -61,7 +61,7 @@ class Platform(Protocol):
     conn_id: str
     """The Airflow connection of type ``cdc_spark``."""
     target: str
-    """What runs the jobs, such as the id of an application."""
+    """What runs the jobs, such as the id of an application, or a workspace."""
     limit_seconds: int
     """The longest time that a job may take, in seconds."""
     stores: Sequence[str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from airflow_provider_cdc.hooks.platforms import Platform
 
 TYPE = "cdc_spark"
 _DAY = 1440
+_TEXT = ("conn_id", "application_id", "execution_role_arn", "archive", "requirements")
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class SparkPlatformSettings:
 
     :param conn_id: the connection to the platform. Empty: what the environment has.
     :param archive: the URI of the archive with the packages of driver and executors. Empty: the image has them.
+    :param cluster: what Databricks calls a new cluster.
+    :param requirements: the path of the file with the packages of driver and executors. Empty: the cluster has them.
     :param limit_minutes: the longest time that a job may take.
     """
 
@@ -31,6 +35,8 @@ class SparkPlatformSettings:
     application_id: str
     execution_role_arn: str
     archive: str
+    cluster: Mapping[str, Any]
+    requirements: str
     limit_minutes: int
 
 
@@ -62,20 +68,26 @@ class CdcSparkHook(BaseHook):
                 where=where,
                 hint=f"use only these fields: {', '.join(SPARK_FIELDS)}",
             )
-        text = {name: str(extra.get(name) or "") for name in SPARK_FIELDS}
-        if text["launcher"] not in ("", *SPARK_LAUNCHERS):
+        given = {name: value for name, value in extra.items() if value}
+        launcher = str(given.pop("launcher", next(iter(SPARK_LAUNCHERS))))
+        if launcher not in SPARK_LAUNCHERS:
             hint = f"choose one of {', '.join(SPARK_LAUNCHERS)}"
-            raise ConfigurationError(f"there is no launcher {text['launcher']}", where=where, hint=hint)
-        for name in ("application_id", "execution_role_arn"):
-            if not text[name]:
+            raise ConfigurationError(f"there is no launcher {launcher}", where=where, hint=hint)
+        minutes = str(given.pop("limit_minutes", _DAY))
+        fields = SPARK_LAUNCHERS[launcher]
+        for name in fields["required"]:
+            if name not in given:
                 raise ConfigurationError(f"it has no {name}", where=where, hint=f"set the field {name}")
-        minutes = text.pop("limit_minutes") or str(_DAY)
+        if others := sorted(set(given) - {*fields["required"], *fields["optional"]}):
+            what = f"the fields {', '.join(others)} are those of another launcher than {launcher}"
+            raise ConfigurationError(what, where=where, hint="remove them, or set the field launcher")
         if not minutes.isdecimal() or not int(minutes):
             raise ConfigurationError(
                 f"limit_minutes is {minutes!r}", where=where, hint="give a whole number of minutes above 0"
             )
-        text["launcher"] = text["launcher"] or SPARK_LAUNCHERS[0]
-        return SparkPlatformSettings(self.spark_conn_id, **text, limit_minutes=int(minutes))
+        cluster = _json_object(given.pop("cluster", {}), f"{where}, cluster")
+        text = {name: str(given.get(name, "")) for name in _TEXT}
+        return SparkPlatformSettings(self.spark_conn_id, launcher, cluster=cluster, limit_minutes=int(minutes), **text)
 
     def test_connection(self) -> tuple[bool, str]:
         """Check the rights and the settings. No job is started."""
@@ -83,7 +95,7 @@ class CdcSparkHook(BaseHook):
             problems = open_platform(self.spark_conn_id).check(here=True)
         except CdcError as error:
             return False, str(error)
-        return (False, str(PreflightError(problems))) if problems else (True, "the application can be used")
+        return (False, str(PreflightError(problems))) if problems else (True, "the platform can be used")
 
 
 def open_platform(conn_id: str) -> Platform:
@@ -91,7 +103,20 @@ def open_platform(conn_id: str) -> Platform:
 
     :raises ConfigurationError: the connection lacks a field, or has unknown fields.
     """
-    # Imported late, because the platform's module imports this one.
+    # Imported late, because the modules of the platforms import this one.
+    from airflow_provider_cdc.hooks.databricks import Databricks
     from airflow_provider_cdc.hooks.emr_serverless import EmrServerless
 
-    return EmrServerless(CdcSparkHook(conn_id).settings())
+    settings = CdcSparkHook(conn_id).settings()
+    return Databricks(settings) if settings.launcher == "databricks" else EmrServerless(settings)
+
+
+def _json_object(value: Any, where: str) -> Mapping[str, Any]:
+    """Return a JSON object, which Airflow's form and its command line may also give as text."""
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigurationError("it is no JSON object", where=where, hint='write it as {"name": value, …}')
+    return found

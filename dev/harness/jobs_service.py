@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyspark
 from pyarrow import fs
@@ -34,6 +34,7 @@ from harness.s3_server import s3_environment
 APPLICATION = "00fcdcapplication"
 RELEASE = "emr-spark-8.0.0"
 SPARK_HOME = Path(pyspark.__file__).parent
+SUBMIT = (str(SPARK_HOME / "bin/spark-submit"), "--master", "local[2]", "--conf", "spark.ui.enabled=false")
 DRIVER_VARIABLE = "spark.emr-serverless.driverEnv."
 
 
@@ -78,6 +79,9 @@ class JobsService:
     that start a job and get no answer, and of those that are throttled. If jobs are ``held``, they wait for resources
     forever."""
 
+    TOKEN: ClassVar[str] = "clientToken"
+    """The field of a request that makes it idempotent."""
+
     def __init__(self, folder: Path, endpoint: str, python: str) -> None:
         self._folder = folder
         self._endpoint = endpoint
@@ -93,9 +97,9 @@ class JobsService:
     def start(self, request: dict[str, Any]) -> RemoteJob:
         with self.lock:
             for job in self.jobs.values():
-                if job.request["clientToken"] == request["clientToken"]:
+                if job.request[self.TOKEN] == request[self.TOKEN]:
                     return job
-            job = RemoteJob(f"00{uuid.uuid4().hex[:14]}", request, self._folder / uuid.uuid4().hex)
+            job = RemoteJob(self.new_id(), request, self._folder / uuid.uuid4().hex)
             job.folder.mkdir()
             self.jobs[job.id] = job
         if self.held:
@@ -103,6 +107,13 @@ class JobsService:
         else:
             threading.Thread(target=self._run, args=(job,), daemon=True).start()
         return job
+
+    def new_id(self) -> str:
+        return f"00{uuid.uuid4().hex[:14]}"
+
+    def seconds(self, job: RemoteJob) -> float | None:
+        """The time limit of a job, if the service keeps it."""
+        return None
 
     def cancel(self, job: RemoteJob) -> bool:
         with self.lock:
@@ -134,7 +145,10 @@ class JobsService:
                     start_new_session=True,
                 )
                 job.state = "RUNNING"
-            status = job.process.wait()
+            status = job.process.wait(self.seconds(job))
+        except subprocess.TimeoutExpired:
+            status, job.details = 1, "timeout"
+            self.kill(job)
         except Exception as error:
             status, job.details = 1, str(error)
         for folder in job.unpacked:
@@ -148,18 +162,7 @@ class JobsService:
         driver = job.request["jobDriver"]["sparkSubmit"]
         words = iter(shlex.split(driver["sparkSubmitParameters"]))
         options: list[str] = []
-        environment = {
-            "PATH": "/usr/bin:/bin",
-            "HOME": str(job.folder),
-            # Kernels are compiled once for all tests. The folder has nothing else that a job could use.
-            "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"),
-            "LANG": "C.UTF-8",
-            "JAVA_HOME": self._java,
-            "SPARK_HOME": str(SPARK_HOME),
-            "SPARK_LOCAL_IP": "127.0.0.1",
-            "TMPDIR": str(job.folder),
-            **s3_environment(self._endpoint),
-        }
+        environment = self.environment(job)
         for word in words:
             value = next(words)
             name, _, setting = value.partition("=")
@@ -179,12 +182,35 @@ class JobsService:
                 options += [word, value]
         environment |= {"PYSPARK_PYTHON": self.python, "PYSPARK_DRIVER_PYTHON": self.python}
         app = self._fetched(driver["entryPoint"], job.folder)
-        submit = [str(SPARK_HOME / "bin/spark-submit"), "--master", "local[2]", "--conf", "spark.ui.enabled=false"]
-        return [*submit, *options, str(app), *driver.get("entryPointArguments", ())], environment
+        return [*SUBMIT, *options, str(app), *driver.get("entryPointArguments", ())], environment
+
+    def environment(self, job: RemoteJob) -> dict[str, str]:
+        """The variables of a job's driver."""
+        return {
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(job.folder),
+            # Kernels are compiled once for all tests. The folder has nothing else that a job could use.
+            "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"),
+            "LANG": "C.UTF-8",
+            "JAVA_HOME": self._java,
+            "SPARK_HOME": str(SPARK_HOME),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "TMPDIR": str(job.folder),
+            **s3_environment(self._endpoint),
+        }
 
     def _fetched(self, uri: str, folder: Path) -> Path:
         scheme, _, path = uri.partition("://")
         assert scheme == "s3", uri
+        target = folder / path.rpartition("/")[2]
+        target.write_bytes(self.read(path))
+        return target
+
+    def read(self, path: str) -> bytes:
+        """Return an object of the S3 server.
+
+        :param path: its bucket and its key.
+        """
         variables = s3_environment(self._endpoint)
         store = fs.S3FileSystem(
             access_key=variables["AWS_ACCESS_KEY_ID"],
@@ -192,9 +218,8 @@ class JobsService:
             endpoint_override=self._endpoint,
             region="us-east-1",
         )
-        target = folder / path.rpartition("/")[2]
-        fs.copy_files(path, str(target), source_filesystem=store, destination_filesystem=fs.LocalFileSystem())
-        return target
+        with store.open_input_stream(path) as file:
+            return bytes(file.read())
 
 
 @contextmanager
@@ -209,11 +234,18 @@ def jobs_service(folder: Path, endpoint: str, python: str) -> Iterator[tuple[Job
     class Handler(_Handler):
         jobs = service
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    with serving(service, Handler) as url:
+        yield service, url
+
+
+@contextmanager
+def serving(service: JobsService, handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Answer requests, and yield the URL. At the end, all jobs are killed."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield service, f"http://127.0.0.1:{server.server_address[1]}"
+        yield f"http://127.0.0.1:{server.server_address[1]}"
     finally:
         server.shutdown()
         server.server_close()

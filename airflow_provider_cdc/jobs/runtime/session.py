@@ -48,6 +48,12 @@ def open_session(name: str) -> SparkSession:
     return spark
 
 
+def has_session() -> bool:
+    """Return whether this process has a session that it did not open. Databricks opens one, and it must not be stopped,
+    because the job would then not end."""
+    return SparkSession.getActiveSession() is not None
+
+
 def check_encryption(setting: str) -> None:
     """Check that Spark encrypts the files that it writes.
 

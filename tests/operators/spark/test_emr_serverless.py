@@ -13,6 +13,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,8 +94,11 @@ class Remote:
         assert published_counts(copy)[1] == self.expected
 
 
-@pytest.fixture
-def made(mysql: MysqlServer, schema: str, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Remote]:
+@contextmanager
+def waiting_run(
+    mysql: MysqlServer, schema: str, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Storage, str, Counter[Any]]]:
+    """A run that waits for its snapshot. Yield its folder, the password of its source, and the rows of the copy."""
     password, user = f"corr3ct-{uuid.uuid4().hex}", f"copier_{uuid.uuid4().hex[:8]}"
     mysql.query(f"CREATE USER {user} IDENTIFIED BY '{password}'")
     mysql.query(f"GRANT ALL ON *.* TO {user}")
@@ -102,24 +106,30 @@ def made(mysql: MysqlServer, schema: str, s3: str, tmp_path: Path, monkeypatch: 
     mysql.query(f"INSERT INTO {schema}.orders VALUES {','.join(f'({n}, {n % 7})' for n in range(300))}")
     for name, value in s3_environment(s3).items():
         monkeypatch.setenv(name, value)
-    with jobs_service(tmp_path, s3, sys.executable) as (service, url):
-        shop = {"conn_type": "cdc_mysql", "host": mysql.host, "port": mysql.port, "login": user, "password": password}
+    shop = {"conn_type": "cdc_mysql", "host": mysql.host, "port": mysql.port, "login": user, "password": password}
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps(shop))
+    lake = f"s3://{BUCKET}/{uuid.uuid4().hex}"
+    pipeline = Pipeline(None, settings_of(mysql, user, password), lake, [f"{schema}.*"], chunk_rows=60)
+    pipeline.record()
+    expected = Counter(mysql.query(f"SELECT * FROM {schema}.orders"))
+    mysql.query(f"UPDATE {schema}.orders SET note = 'later' WHERE id < 100")
+    mysql.query(f"DELETE FROM {schema}.orders WHERE id > 250")
+    yield pipeline.run, password, expected
+    mysql.query(f"DROP USER {user}")
+
+
+@pytest.fixture
+def made(mysql: MysqlServer, schema: str, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Remote]:
+    with (
+        jobs_service(tmp_path, s3, sys.executable) as (service, url),
+        waiting_run(mysql, schema, s3, monkeypatch) as (folder, password, expected),
+    ):
         aws = {"endpoint_url": url, "region_name": "us-east-1"}
-        for conn_id, connection in {
-            "shop": shop,
-            "emr": {"conn_type": "aws", "login": "AKIAEMR", "password": "s3cret-emr", "extra": aws},
-        }.items():
-            monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps(connection))
-        lake = f"s3://{BUCKET}/{uuid.uuid4().hex}"
-        pipeline = Pipeline(None, settings_of(mysql, user, password), lake, [f"{schema}.*"], chunk_rows=60)
-        pipeline.record()
-        expected = Counter(mysql.query(f"SELECT * FROM {schema}.orders"))
-        mysql.query(f"UPDATE {schema}.orders SET note = 'later' WHERE id < 100")
-        mysql.query(f"DELETE FROM {schema}.orders WHERE id > 250")
-        remote_run = Remote(service, pipeline.run, password, expected)
+        emr = {"conn_type": "aws", "login": "AKIAEMR", "password": "s3cret-emr", "extra": aws}
+        monkeypatch.setenv("AIRFLOW_CONN_EMR", json.dumps(emr))
+        remote_run = Remote(service, folder, password, expected)
         remote_run.connect(monkeypatch)
         yield remote_run
-    mysql.query(f"DROP USER {user}")
 
 
 def secrets_in_processes(secret: str, stop: threading.Event, found: list[str]) -> None:
@@ -160,7 +170,7 @@ def test_a_copy_whose_driver_a_service_started_is_exact_and_its_password_is_nowh
     said = run(sys.executable, "-m", "airflow_provider_cdc.bundle", "--to", f"s3://{BUCKET}/python")
     archive = ast.literal_eval(said.partition("conf = ")[2])["spark.archives"].removesuffix("#environment")
     made.connect(monkeypatch, archive=archive)
-    assert CdcSparkHook("spark").test_connection() == (True, "the application can be used")
+    assert CdcSparkHook("spark").test_connection() == (True, "the platform can be used")
     stop, found = threading.Event(), list[str]()
     searching = threading.Thread(target=secrets_in_processes, args=(made.password, stop, found))
     searching.start()
