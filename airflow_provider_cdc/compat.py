@@ -14,7 +14,7 @@ This module imports none of its libraries, so both the Airflow code and the Spar
 | `keeps_native_types` | apache-airflow 3.1.5 to 3.3.2 |
 | `supervisor_channel`, `runs_dag_code`, `PRE_EXECUTE_HOOK` | apache-airflow 3.1.5 to 3.3.2 |
 | `raise_undefined` | jinja2 3.1.6 |
-| `start_jvm`, `name_user`, `is_stopped`, `executor_count` | pyspark 4.1.0 to 4.2.0 |
+| `start_jvm`, `has_context`, `name_user`, `is_stopped`, `executor_count` | pyspark 4.1.0 to 4.2.0 |
 """
 
 from __future__ import annotations
@@ -120,6 +120,14 @@ def start_jvm(spark_context: Any) -> None:
     :param spark_context: the class ``SparkContext``.
     """
     spark_context._ensure_initialized()
+
+
+def has_context(spark_context: Any) -> bool:
+    """Return whether this process has a context. The active session belongs to a thread, so it does not show this.
+
+    :param spark_context: the class ``SparkContext``.
+    """
+    return spark_context._active_spark_context is not None
 
 
 def name_user(spark_context: Any, name: str) -> None:

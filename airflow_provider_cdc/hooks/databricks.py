@@ -159,7 +159,7 @@ class Databricks:
                 where,
                 "the traffic between its nodes, which contains the source's password, may not be encrypted",
                 "choose node types with is_encrypted_in_transit, or one node, or encrypt the traffic with an init "
-                f"script and set {NETWORK_ENCRYPTION} in spark_conf",
+                f"script and set {NETWORK_ENCRYPTION} in its Spark properties",
             )
 
     @property

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -16,7 +19,6 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from harness.jobs_service import SUBMIT, JobsService, RemoteJob, serving
-from harness.own_environment import install
 
 TOKEN = "dapi-t0ken-of-airflow"
 RELEASE = "17.3.x-scala2.13"
@@ -71,7 +73,11 @@ class DatabricksService(JobsService):
         for library in task.get("libraries", ()):
             libraries = job.folder / "libraries"
             requirements = self.volumes / library["requirements"].removeprefix("/Volumes/")
-            install(Path(self.python), job.folder, "--target", libraries, "-r", requirements)
+            # The environment of this process has the connections of the test.
+            own = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW_CONN_")}
+            uv = Path(sys.executable).with_name("uv")
+            command = [uv, "pip", "install", "--quiet", "--python", self.python, "--target", libraries]
+            subprocess.run([*command, "-r", requirements], env=own, check=True)
             job.unpacked.append(libraries)
             environment["PYTHONPATH"] = str(libraries)
         options: list[str] = []

@@ -425,7 +425,7 @@ class Spark(Declaration):
         accepts=CONNECTION,
         title="Spark",
         help="Connection to Spark: of type `spark` (local, standalone, or any cluster in client mode), or of type "
-        "`cdc_spark` (EMR Serverless).",
+        "`cdc_spark` (EMR Serverless, Databricks).",
         example="text such as spark_default",
     )
     conf: Mapping[str, object] | Template | None = option(

@@ -32,7 +32,7 @@ from airflow_provider_cdc.jobs.runtime.java_errors import hint_for, last_cause
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.remote import Output, request_settings, watch
 from airflow_provider_cdc.jobs.runtime.retry import is_transient
-from airflow_provider_cdc.jobs.runtime.session import has_session, open_session
+from airflow_provider_cdc.jobs.runtime.session import close_session, open_session
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 
 TRANSIENT, TERMINAL = 1, 2
@@ -91,15 +91,13 @@ def _run(task_id: str, job: Job, given: argparse.Namespace, output: Output) -> N
         install(storage_from_environment())
         run = Storage(run_uri)
         settings = settings_from_environment()
-        is_own = not has_session()
         spark = open_session(f"cdc {task_id}")
         try:
             result = job(spark, run, settings)
             log(f"{task_id}: done in {duration(result.seconds)}")
             _go_on(given.then, began + given.within, spark, run, settings)
         finally:
-            if is_own:
-                spark.stop()
+            close_session(spark)
     except CdcError as error:
         _fail(task_id, run_uri, given.token, error)
     except Exception as error:

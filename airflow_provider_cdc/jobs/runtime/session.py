@@ -8,7 +8,7 @@ import sys
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.compat import name_user, start_jvm
+from airflow_provider_cdc.compat import has_context, name_user, start_jvm
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.jobs.runtime.driver import PACKAGE_VARIABLE, check_pyspark, has_user_entry
 
@@ -19,10 +19,13 @@ LOCAL_NETWORK = {"spark.authenticate": "true", "spark.network.crypto.enabled": "
 """Settings for a local Spark session, which generates the encryption secret itself. Without these settings, Spark warns
 in each step's log that the key of `ENCRYPTION` is visible on the network. On a cluster, this warning is true, and the
 settings of the cluster apply."""
+_existing: list[SparkSession] = []
+"""The session that this process had before `open_session`."""
 
 
 def open_session(name: str) -> SparkSession:
-    """Open the session that ``spark-submit`` configured. Without ``spark-submit``, open a local session on all cores.
+    """Open the session that ``spark-submit`` configured. Without ``spark-submit``, open a local session on all cores. If
+    the process has a session, as on Databricks, use it as it is.
 
     Tasks contain the source's password. Spark writes tasks to files if they are large or if memory is short. So
     everything that Spark writes is encrypted with a key that exists only in the memory of the driver and the executors.
@@ -30,6 +33,18 @@ def open_session(name: str) -> SparkSession:
     :raises ConfigurationError: PySpark is a mixture of two versions, or an existing session does not encrypt.
     """
     check_pyspark()
+    if has_context(SparkContext):
+        spark: SparkSession = SparkSession.builder.getOrCreate()
+        _existing.append(spark)
+    else:
+        spark = _new_session(name)
+    check_encryption(spark.sparkContext.getConf().get(ENCRYPTION, "false"))
+    if package := os.environ.get(PACKAGE_VARIABLE):
+        spark.sparkContext.addPyFile(package)
+    return spark
+
+
+def _new_session(name: str) -> SparkSession:
     # Start the JVM first. Without a JVM, PySpark does not know the submitted settings, and would treat a cluster as
     # local.
     start_jvm(SparkContext)
@@ -42,16 +57,13 @@ def open_session(name: str) -> SparkSession:
         if not any(submitted.contains(setting) for setting in LOCAL_NETWORK):
             builder = builder.config(map=LOCAL_NETWORK)
     spark: SparkSession = builder.getOrCreate()
-    check_encryption(spark.sparkContext.getConf().get(ENCRYPTION, "false"))
-    if package := os.environ.get(PACKAGE_VARIABLE):
-        spark.sparkContext.addPyFile(package)
     return spark
 
 
-def has_session() -> bool:
-    """Return whether this process has a session that it did not open. Databricks opens one, and it must not be stopped,
-    because the job would then not end."""
-    return SparkSession.getActiveSession() is not None
+def close_session(spark: SparkSession) -> None:
+    """Stop a session of `open_session`, unless it is that of the cluster: a job of Databricks would then not end."""
+    if spark not in _existing:
+        spark.stop()
 
 
 def check_encryption(setting: str) -> None:
