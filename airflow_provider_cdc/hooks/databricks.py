@@ -52,9 +52,11 @@ sys.argv = [app, *arguments]
 runpy.run_path(SparkFiles.get(app.rpartition("/")[2]), run_name="__main__")
 '''
 """The program that the clusters execute."""
+REQUEST_SECONDS = 60
+"""How long a request may take, in seconds. A driver may wait for its settings meanwhile."""
 _REFUSED = (400, 403)
 _ENDED = ("TERMINATED", "SKIPPED", "INTERNAL_ERROR")
-_PAGE = 25
+_PAGE = 24
 
 
 class RequestRefused(Exception):
@@ -89,7 +91,7 @@ class Databricks:
     def _hook(self) -> Any:
         from airflow.providers.databricks.hooks.databricks import DatabricksHook
 
-        hook = DatabricksHook(self._settings.conn_id)
+        hook = DatabricksHook(self._settings.conn_id, timeout_seconds=REQUEST_SECONDS)
         # Read here, because a task that is being killed cannot ask Airflow for a connection.
         _ = hook.databricks_conn
         return hook
@@ -97,24 +99,25 @@ class Databricks:
     def _call(self, method: str, path: str, **fields: Any) -> dict[str, Any]:
         """Send a request, which the hook repeats if the service is busy.
 
+        :param path: the path of the interface, beginning with its version.
         :raises RequestRefused: Databricks refuses it.
         """
         from requests import HTTPError
 
         try:
-            return databricks_request(self._hook, method, f"2.1/{path}", fields)
+            return databricks_request(self._hook, method, path, fields)
         except HTTPError as error:
             answer: Any = error.response
             raise RequestRefused(answer.status_code, _message(answer)) from error
 
     def check(self, *, here: bool) -> Sequence[Problem]:
         try:
-            versions = self._call("GET", "clusters/spark-versions")["versions"]
-            types = self._call("GET", "clusters/list-node-types")["node_types"]
+            versions = self._call("GET", "2.1/clusters/spark-versions")["versions"]
+            types = self._call("GET", "2.1/clusters/list-node-types")["node_types"]
             # The right to read runs.
-            self._call("GET", "jobs/runs/list", limit=1)
+            self._call("GET", "2.1/jobs/runs/list", limit=1)
             if policy := self._cluster.get("policy_id"):
-                self._call("GET", "policies/clusters/get", policy_id=policy)
+                self._call("GET", "2.0/policies/clusters/get", policy_id=policy)
         except ModuleNotFoundError:
             if not here:
                 return []
@@ -186,7 +189,7 @@ class Databricks:
         try:
             started = self._call(
                 "POST",
-                "jobs/runs/submit",
+                "2.1/jobs/runs/submit",
                 run_name=spec.name,
                 idempotency_token=spec.token,
                 timeout_seconds=max(60, round(spec.deadline - time.time())),
@@ -203,7 +206,7 @@ class Databricks:
         # A job whose answer was lost got no settings. So if it has ended, it has done nothing.
         asked: dict[str, Any] = {"active_only": "true", "run_type": "SUBMIT_RUN", "limit": _PAGE}
         while True:
-            page = self._call("GET", "jobs/runs/list", **asked)
+            page = self._call("GET", "2.1/jobs/runs/list", **asked)
             for run in page.get("runs", ()):
                 if run.get("run_name", "").endswith(token):
                     return str(run["run_id"])
@@ -230,7 +233,7 @@ class Databricks:
 
     def _run(self, job: str) -> dict[str, Any]:
         try:
-            return self._call("GET", "jobs/runs/get", run_id=int(job))
+            return self._call("GET", "2.1/jobs/runs/get", run_id=int(job))
         except RequestRefused as error:
             if _is_gone(error):
                 raise JobGoneError(job) from None
@@ -239,7 +242,7 @@ class Databricks:
     def cancel(self, job: str) -> None:
         with suppress(JobGoneError):
             try:
-                self._call("POST", "jobs/runs/cancel", run_id=int(job))
+                self._call("POST", "2.1/jobs/runs/cancel", run_id=int(job))
             except RequestRefused as error:
                 if not _is_gone(error):
                     raise

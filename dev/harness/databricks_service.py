@@ -36,6 +36,7 @@ CLUSTER = {
 }
 DRIVER = Path(__file__).with_name("databricks_driver.py")
 PAGE = 25
+VERSIONS = {"clusters": ("2.0", "2.1"), "jobs": ("2.1", "2.2"), "policies": ("2.0",)}
 STATES = {
     "SUBMITTED": ("PENDING", None),
     "SCHEDULED": ("PENDING", None),
@@ -165,7 +166,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             self._fail(403, "PERMISSION_DENIED", "Invalid access token.")
             return ""
-        return path.removeprefix("/api/2.1/").removeprefix("/api/2.2/")
+        _, _, version, found = path.split("/", 3)
+        return found if version in VERSIONS[found.partition("/")[0]] else "unknown"
 
     def _submit(self, body: dict[str, Any]) -> None:
         if fault := _fault(body):

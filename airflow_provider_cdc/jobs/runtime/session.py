@@ -20,12 +20,12 @@ LOCAL_NETWORK = {"spark.authenticate": "true", "spark.network.crypto.enabled": "
 in each step's log that the key of `ENCRYPTION` is visible on the network. On a cluster, this warning is true, and the
 settings of the cluster apply."""
 _existing: list[SparkSession] = []
-"""The session that this process had before `open_session`."""
+"""The sessions that this process had before `open_session`."""
 
 
 def open_session(name: str) -> SparkSession:
-    """Open the session that ``spark-submit`` configured. Without ``spark-submit``, open a local session on all cores. If
-    the process has a session, as on Databricks, use it as it is.
+    """Open the session that ``spark-submit`` configured. Without ``spark-submit``, open a local session on all cores.
+    A session that the process has, as on Databricks, is used as it is.
 
     Tasks contain the source's password. Spark writes tasks to files if they are large or if memory is short. So
     everything that Spark writes is encrypted with a key that exists only in the memory of the driver and the executors.
@@ -61,7 +61,7 @@ def _new_session(name: str) -> SparkSession:
 
 
 def close_session(spark: SparkSession) -> None:
-    """Stop a session of `open_session`, unless it is that of the cluster: a job of Databricks would then not end."""
+    """Stop a session of `open_session`, unless the process had it before: a job of Databricks would then not end."""
     if spark not in _existing:
         spark.stop()
 

@@ -219,6 +219,16 @@ def test_only_a_refusal_that_lasts_fails_the_checks_for_good(service: Databricks
     check_spark(open_launcher("spark", {}))
 
 
+def test_without_the_provider_the_check_names_the_extra(
+    service: DatabricksService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "airflow.providers.databricks.hooks.databricks", None)
+    (problem,) = open_platform("spark").check(here=True)
+    assert "airflow-provider-cdc[databricks]" in problem.hint
+    # Another machine may have it.
+    assert not open_platform("spark").check(here=False)
+
+
 class OnDatabricks(Remote):
     service: DatabricksService
 
