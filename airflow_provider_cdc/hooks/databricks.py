@@ -89,12 +89,10 @@ class Databricks:
 
     @cached_property
     def _hook(self) -> Any:
+        # One hook, which keeps its connection, because a task that is being killed cannot ask Airflow for it.
         from airflow.providers.databricks.hooks.databricks import DatabricksHook
 
-        hook = DatabricksHook(self._settings.conn_id, timeout_seconds=REQUEST_SECONDS)
-        # Read here, because a task that is being killed cannot ask Airflow for a connection.
-        _ = hook.databricks_conn
-        return hook
+        return DatabricksHook(self._settings.conn_id, timeout_seconds=REQUEST_SECONDS)
 
     def _call(self, method: str, path: str, **fields: Any) -> dict[str, Any]:
         """Send a request, which the hook repeats if the service is busy.
