@@ -275,7 +275,7 @@ def _is_gone(error: RequestRefused) -> bool:
 
 
 def _is_temporary(error: Exception) -> bool:
-    """Return whether the same request may succeed later: the hook has repeated it in vain."""
+    """Return whether the same request may succeed later: the hook has repeated it without success."""
     from tenacity import RetryError
 
     return isinstance(error.__context__, RetryError)

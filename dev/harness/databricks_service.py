@@ -77,8 +77,8 @@ class DatabricksService(JobsService):
             # The environment of this process has the connections of the test.
             own = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW_CONN_")}
             uv = Path(sys.executable).with_name("uv")
-            command = [uv, "pip", "install", "--quiet", "--python", self.python, "--target", libraries]
-            subprocess.run([*command, "-r", requirements], env=own, check=True)
+            command = ["pip", "install", "--quiet", "--python", self.python, "--target", str(libraries)]
+            subprocess.run([str(uv), *command, "-r", str(requirements)], env=own, check=True)
             job.unpacked.append(libraries)
             environment["PYTHONPATH"] = str(libraries)
         options: list[str] = []
