@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from airflow_provider_cdc import airflow_version
@@ -11,11 +13,12 @@ airflow_version.check()
 
 from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook  # noqa: E402
 
+from airflow_provider_cdc.core.positions.kinds import has  # noqa: E402
 from airflow_provider_cdc.errors import ConfigurationError, SourceUnavailable  # noqa: E402
 from airflow_provider_cdc.hooks.base import CdcHook  # noqa: E402
 from airflow_provider_cdc.hooks.identity import identity_in_event_loop  # noqa: E402
 from airflow_provider_cdc.sources.api.registry import kind_of, open_source  # noqa: E402
-from airflow_provider_cdc.sources.api.source import Source  # noqa: E402
+from airflow_provider_cdc.sources.api.source import ConnectionSettings, Source  # noqa: E402
 
 
 def open_hook(conn_id: str) -> CdcHook:
@@ -28,6 +31,44 @@ def open_hook(conn_id: str) -> CdcHook:
     except AirflowNotFoundException as error:
         raise _none(conn_id) from error
     return _hook_for(connection, conn_id)
+
+
+def settings_with_replicas(conn_id: str, read_conn_ids: Sequence[str] | None) -> ConnectionSettings:
+    """Return the settings of a source whose tables are read on replicas.
+
+    :param read_conn_ids: the connections to the replicas. None or empty: the source itself is read.
+    :raises ConfigurationError: for the same reasons as `open_hook` and the hook's ``settings``, for each connection; or
+        this kind of source cannot be read on replicas.
+    """
+    settings = open_hook(conn_id).settings()
+    if not read_conn_ids:
+        return settings
+    replicas = []
+    for name in read_conn_ids:
+        where = f"parameter read_conn_ids (Read.read_conn_ids), {name!r}"
+        if not has(settings.kind, "read_conn_ids"):
+            raise ConfigurationError(
+                f"tables of a {settings.kind} source cannot be read on replicas",
+                where=where,
+                hint="leave `Read.read_conn_ids` empty",
+            )
+        try:
+            replica = open_hook(name).settings()
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{error.where}: {error.message}", where=where, hint=error.hint) from error
+        if replica.kind != settings.kind:
+            raise ConfigurationError(
+                f"it is a {replica.kind} connection, but the source is {settings.kind}",
+                where=where,
+                hint="name connections to replicas of the source",
+            )
+        replicas.append(replica)
+    return replace(settings, replicas=tuple(replicas))
+
+
+def open_source_with_replicas(conn_id: str, read_conn_ids: Sequence[str] | None) -> Source:
+    """Return the source with the settings of `settings_with_replicas`. Opens no session."""
+    return open_source(settings_with_replicas(conn_id, read_conn_ids))
 
 
 async def source_in_event_loop(conn_id: str) -> Source:

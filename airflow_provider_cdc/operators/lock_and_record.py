@@ -14,7 +14,7 @@ from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.uri import lake_of
-from airflow_provider_cdc.hooks import open_hook
+from airflow_provider_cdc.hooks import open_source_with_replicas
 from airflow_provider_cdc.hooks.catalog import lake_settings
 from airflow_provider_cdc.hooks.storage import accessing_storage
 from airflow_provider_cdc.operators.arguments.options import Allowed
@@ -132,12 +132,12 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
                 "nothing is copied, because the option `plan_only` is set. The plan is in the "
                 "log of the task `preflight`"
             )
-        self.allowed.check(self.source_conn_id, self.target, self.scratch)
+        options = records.decode(StepOptions, self.options, "XCom options of preflight")
+        self.allowed.check(self.source_conn_id, self.target, self.scratch, options.read_conn_ids or ())
         lake = lake_of(self.target, self.source_conn_id)
-        source = open_hook(self.source_conn_id).get_conn()
+        source = open_source_with_replicas(self.source_conn_id, options.read_conn_ids)
         wait_until_started(source)
         plans = records.decode(list[TablePlan], self.plan, "XCom plan of preflight")
-        options = records.decode(StepOptions, self.options, "XCom options of preflight")
         missed = (
             records.decode(MissedPast, self.missed_past, "XCom missed_past of preflight") if self.missed_past else None
         )

@@ -12,7 +12,7 @@ from airflow_provider_cdc.core.positions.as_of import INTERVAL_END
 from airflow_provider_cdc.core.run.manifest import MissedPast
 from airflow_provider_cdc.core.storage.records import encode
 from airflow_provider_cdc.errors import PreflightError, Problem
-from airflow_provider_cdc.hooks import open_hook
+from airflow_provider_cdc.hooks import open_source_with_replicas
 from airflow_provider_cdc.hooks.storage import accessing_storage
 from airflow_provider_cdc.operators.arguments.options import (
     ATTRIBUTES,
@@ -143,7 +143,7 @@ class PreflightOperator(TargetOperator):
 
     def _survey(self, context: Context, options: RunOptions, places: Places | None) -> tuple[Planner, Survey]:
         """Return the planner of the run, and the survey of the tables that can be copied from the source."""
-        source = open_hook(options.source_conn_id).get_conn()
+        source = open_source_with_replicas(options.source_conn_id, options.steps.read_conn_ids)
         wait_until_started(source)
         if places is not None and not options.plan_only:
             # Drop the slots of ended runs first. Later, a check tests whether the server has a free replication slot

@@ -50,6 +50,7 @@ class MysqlServer(ServerProcess):
     """
 
     program = "mysqld"
+    time_zone = "UTC"
     stop_signal = signal.SIGTERM
     kill_signal = signal.SIGKILL
     crashes = re.compile(r"mysqld got (signal|exception)|Assertion failure")
@@ -146,7 +147,7 @@ class MysqlServer(ServerProcess):
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "TZ": "UTC"},
+            env={**os.environ, "TZ": self.time_zone},
             start_new_session=True,
         )
 

@@ -26,7 +26,7 @@ from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.chunk import Chunk, partition
 from airflow_provider_cdc.core.tables.table import Column, Parts, Table, TableName, whole_tables
 from airflow_provider_cdc.errors import Problem
-from airflow_provider_cdc.sources.api.source import AT_START, ConnectionSettings, Runway, Source, Start
+from airflow_provider_cdc.sources.api.source import AT_START, ConnectionSettings, ReplicaRead, Runway, Source, Start
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.api.window import (
     CHANGE_SCHEMA,
@@ -325,6 +325,7 @@ class HistorySource(Source):
 
 class _Reader:
     lock_seconds = 0.001
+    replica_read: ReplicaRead | None = None
     nulled: ClassVar[dict[str, int]] = {}
     odd: ClassVar[list[OddValue]] = []
 

@@ -76,7 +76,7 @@ class FakeSource(HistorySource):
 @pytest.fixture
 def source(monkeypatch: pytest.MonkeyPatch) -> FakeSource:
     fake = FakeSource()
-    monkeypatch.setattr(lock_and_record, "open_hook", lambda conn_id: SimpleNamespace(get_conn=lambda: fake))
+    monkeypatch.setattr(lock_and_record, "open_source_with_replicas", lambda *connections: fake)
     return fake
 
 

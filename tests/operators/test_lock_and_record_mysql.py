@@ -37,7 +37,7 @@ def operator(server: MysqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     server.query("CREATE TABLE d.parent (id INT PRIMARY KEY)")
     server.query("CREATE TABLE d.child (id INT PRIMARY KEY, p INT)")
     source = open_source(settings_of(server))
-    monkeypatch.setattr(lock_and_record, "open_hook", lambda conn_id: SimpleNamespace(get_conn=lambda: source))
+    monkeypatch.setattr(lock_and_record, "open_source_with_replicas", lambda *connections: source)
     return LockAndRecordOperator(
         task_id="lock_and_record",
         source_conn_id="shop",

@@ -48,6 +48,8 @@ RIGHT: dict[str, Any] = {
     "lock_pause_seconds": 0.5,
     "lock_through_read": False,
     "slot_wait_seconds": 600,
+    "read_conn_ids": ["replica"],
+    "replica_wait_seconds": 600,
     "keep_slot": False,
     "format": "parquet",
     "catalog_conn_id": "",
@@ -131,6 +133,8 @@ WRONG: dict[str, list[Any]] = {
     "lock_pause_seconds": [-0.1, "1", None],
     "lock_through_read": ["false", 0, 1, None],
     "slot_wait_seconds": [0, -1, 1.5, "5", True],
+    "read_conn_ids": ["replica", [""], [5], {"replica"}],
+    "replica_wait_seconds": [0, -1, 1.5, "5", True],
     "keep_slot": ["false", 0, None],
     "on_table_error": ["Skip", "", None, False],
     "on_schema_change": ["Restart", "", None, False],
@@ -158,7 +162,8 @@ def test_each_value_arrives_where_it_is_used() -> None:
     assert found.table == TableOptions("lock", "error")
     limits = LimitOptions(0, 0, {"threads_running": 40.0, "SELECT 1": 0.5})
     lock, merging = LockPolicy(1, 3, 0.5, False, 7), MergeOptions({}, vanished_shards=[])
-    assert found.steps == StepOptions(1, 0, limits=limits, lock=lock, merging=merging, keep_slot=True)
+    steps = StepOptions(1, 0, limits=limits, lock=lock, merging=merging, keep_slot=True, read_conn_ids=["replica"])
+    assert found.steps == steps
     assert found.spark_conf == {"spark.x": "1"}
 
 

@@ -131,6 +131,7 @@ def test_a_codec_that_the_libraries_of_the_worker_lack_is_refused(
     [
         ({"source_conn_ids": ["cdc_*"]}, "parameter source_conn_id"),
         ({"source_conn_ids": []}, "AIRFLOW__CDC__SOURCE_CONN_IDS"),
+        ({"source_conn_ids": ["shop"], "read_conn_ids": ["other"]}, "parameter read_conn_ids"),
         ({"targets": []}, "AIRFLOW__CDC__TARGETS"),
         ({"targets": ["s3://lake"]}, "parameter target"),
         ({"targets": ["file:///no", "/nowhere"], "source_conn_ids": ["none"]}, "2 problems"),
@@ -151,6 +152,35 @@ def test_what_the_author_allows_is_taken(shop: str, tmp_path: Path) -> None:
         assert preflight(lake, tables=tables, source_conn_ids=["sh*"], targets=targets)["plan"]
     with pytest.raises(AirflowFailException, match="does not allow"):
         preflight(f"{lake}2", tables=tables, targets=[lake])
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        ("cdc_mysql", "is the source itself"),
+        ("cdc_postgres", "it is a postgres connection, but the source is mysql"),
+        ("", "the connection does not exist"),
+    ],
+)
+def test_a_replica_that_cannot_be_read_is_named(
+    kind: str, what: str, shop: str, mysql: MysqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind:
+        replica = {"conn_type": kind, "host": mysql.host, "port": mysql.port, "login": "root"}
+        monkeypatch.setenv("AIRFLOW_CONN_REPLICA", json.dumps(replica))
+    with pytest.raises(AirflowFailException, match=what) as refusal:
+        preflight((tmp_path / "lake").as_uri(), tables=[f"{shop}.accounts"], read_conn_ids=["replica"])
+    assert kind == "cdc_mysql" or "parameter read_conn_ids (Read.read_conn_ids), 'replica'" in str(refusal.value)
+
+
+def test_tables_of_postgres_are_not_read_on_replicas(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = {"conn_type": "cdc_postgres", "host": postgres.host, "port": postgres.port, "login": "postgres"}
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps(connection))
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK", json.dumps({"conn_type": "spark", "host": "local[1]"}))
+    with pytest.raises(AirflowFailException, match="tables of a postgres source cannot be read on replicas"):
+        preflight((tmp_path / "lake").as_uri(), read_conn_ids=["shop"])
 
 
 def test_a_part_of_a_table_is_planned_with_what_the_server_is_asked_for(shop: str, tmp_path: Path) -> None:

@@ -57,7 +57,8 @@ class LockPolicy:
     sessions that wait behind it go first.
 
     ``through_read`` holds the lock until the table is read, because some servers' read views need that.
-    ``slot_wait_seconds`` is how long slot creation may wait for open write transactions; it blocks no other session.
+    ``slot_wait_seconds`` is how long slot creation may wait for open write transactions, and ``replica_wait_seconds``
+    how long a read may wait for a replica; these waits block no other session.
     """
 
     wait_seconds: int = of("lock_wait_seconds")
@@ -65,6 +66,7 @@ class LockPolicy:
     pause_seconds: float = of("lock_pause_seconds")
     through_read: bool = of("lock_through_read")
     slot_wait_seconds: int = of("slot_wait_seconds")
+    replica_wait_seconds: int = of("replica_wait_seconds")
 
 
 # Options of scrubbing: how often runs read unchanged files of copies again, to find damage.
@@ -183,6 +185,7 @@ class StepOptions:
     on_table_error: str = of("on_table_error")
     on_schema_change: str = of("on_schema_change")
     log: LogOptions = field(default_factory=LogOptions)
+    read_conn_ids: Sequence[str] | None = of("read_conn_ids")
     merging: MergeOptions = field(default_factory=MergeOptions)
     partition_key: str = of("partition_key")
 

@@ -13,6 +13,7 @@ from airflow_provider_cdc.core.options.declare import (
     BEGIN_ANEW,
     CHANGES,
     CONNECTION,
+    CONNECTIONS,
     CONSISTENCIES,
     COUNT,
     COUNT_OR_NONE,
@@ -155,6 +156,24 @@ class Read(Declaration):
         "without a key, and `lock` for tables whose foreign keys cascade (MySQL before 9.6). On "
         "PostgreSQL, `auto` means `again` if a table lacks `REPLICA IDENTITY FULL`.",
         example="auto (recommended)",
+    )
+    read_conn_ids: Sequence[str] | Template | None = option(
+        default=None,
+        accepts=CONNECTIONS,
+        feature="read_conn_ids",
+        title="Read from replicas",
+        help="Connections to replicas of the source. The rows of tables with a key are read there, in turn; everything "
+        "else (the position, the log, the checks, tables that need a lock) is read from `source_conn_id`. A replica "
+        "may lag behind: each read waits until the replica has the run's position. The replicas must replicate "
+        "directly from the source. None: all is read from the source.",
+        example='a list such as ["cdc_replica_1", "cdc_replica_2"]',
+    )
+    replica_wait_seconds: int | Template = option(
+        default=600,
+        accepts=WHOLE_SECONDS,
+        feature="read_conn_ids",
+        help="Seconds for which a read waits until a replica (`read_conn_ids`) has the run's position.",
+        example="a number such as 600",
     )
     chunk_rows: int | Template = option(
         default=100_000,
@@ -455,7 +474,8 @@ class Allow(Declaration):
         default=None,
         accepts=PATTERNS,
         fixed=True,
-        help="The connections that `source_conn_id` may name. `*` matches any run of characters. None: any connection. "
+        help="The connections that `source_conn_id` and `read_conn_ids` may name. `*` matches any run of characters. "
+        "None: any connection. "
         "Every user who may trigger the DAG can set its params, but the tasks run with Airflow's rights. So set "
         "`source_conn_ids` and `targets` if `source_conn_id` or `target` is a template.",
         example='a list such as ["cdc_*"]',

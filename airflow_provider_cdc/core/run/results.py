@@ -30,6 +30,15 @@ class TableRead:
 
 
 @dataclass(frozen=True)
+class RowsOfReplica:
+    """The rows that were read on a replica, and the seconds for which its reads waited for the run's position."""
+
+    address: str
+    rows: int
+    waited: float
+
+
+@dataclass(frozen=True)
 class SnapshotResult:
     """Result of the snapshot step.
 
@@ -39,7 +48,7 @@ class SnapshotResult:
     found while they were read. If the run is published at ``snapshot_upper``: ``again`` names the record of the rows
     that were read again, ``keys_again`` is the number of keys that were looked up in the exported snapshot, and
     ``view_seconds`` is the time for which this snapshot was open. ``incarnation`` is the server's incarnation at
-    ``log_end``.
+    ``log_end``. ``replicas`` are the replicas on which rows were read, by ``server_uuid``.
     """
 
     snapshot_upper: str
@@ -55,6 +64,7 @@ class SnapshotResult:
     keys_again: int = 0
     view_seconds: float = 0.0
     incarnation: str = ""
+    replicas: dict[str, RowsOfReplica] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

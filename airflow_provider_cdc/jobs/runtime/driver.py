@@ -12,10 +12,10 @@ import os
 import pwd
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from airflow_provider_cdc.core.storage.uri import StorageSettings, current
 from airflow_provider_cdc.errors import ConfigurationError
@@ -126,7 +126,9 @@ def settings_from_environment(environment: Mapping[str, str] = os.environ) -> Co
 
     :raises ConfigurationError: the variable is not set, or does not contain settings.
     """
-    return _from_environment(SOURCE_VARIABLE, ConnectionSettings, environment)
+    settings = _from_environment(SOURCE_VARIABLE, ConnectionSettings, environment)
+    decoded: Any = settings.replicas
+    return replace(settings, replicas=tuple(ConnectionSettings(**{**one, "replicas": ()}) for one in decoded))
 
 
 def catalog_from_environment(environment: Mapping[str, str] = os.environ) -> CatalogSettings:

@@ -26,7 +26,7 @@ from airflow_provider_cdc.jobs.runtime.skipped import TABLE_ERRORS, reason
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.runtime.turn import GivenUp, ReadTurn
 from airflow_provider_cdc.jobs.snapshot.parts import Extent, KeyExtents, Part, check_key_order, piece_of_part
-from airflow_provider_cdc.sources.api.source import ChunkReader, Source
+from airflow_provider_cdc.sources.api.source import ChunkReader, ReplicaRead, Source
 
 DONE = "chunks/done"
 
@@ -38,7 +38,8 @@ class PartRecord:
     ``upper``: the exact position of the read, as text; empty: each chunk was read at its own time. ``odd``: the result
     of `unrepresentable_rows.noted`. ``extents``: the extents of its chunks (`parts.KeyExtents`). ``refused``: the
     reason why the table cannot be copied; such a part has no files. ``began`` and ``lane`` are for the run's report:
-    when the part was read (Unix seconds), and by which worker.
+    when the part was read (Unix seconds), and by which worker. ``replica_reads`` are the reads on replicas, one for
+    each session; empty: the part was read on the source.
     """
 
     plan: str
@@ -57,6 +58,7 @@ class PartRecord:
     refused: str = ""
     began: float = 0.0
     lane: str = ""
+    replica_reads: tuple[ReplicaRead, ...] = ()
 
 
 @dataclass
@@ -68,6 +70,7 @@ class _Sessions:
     upper: Position | None = None
     lock_seconds: float = 0.0
     nulled: Counter[str] = field(default_factory=Counter)
+    replica_reads: list[ReplicaRead] = field(default_factory=list)
 
     def end(self, reader: ChunkReader) -> None:
         """Add the result of a session that has read its last chunk.
@@ -81,6 +84,7 @@ class _Sessions:
         self.incarnation, self.upper = incarnation, reader.upper
         self.lock_seconds = max(self.lock_seconds, reader.lock_seconds)
         self.nulled.update(reader.nulled)
+        self.replica_reads += [reader.replica_read] if reader.replica_read is not None else []
 
 
 @dataclass(frozen=True)
@@ -207,6 +211,7 @@ class ReadPart:
             extents=tuple(extents.found),
             chunks=len(part.chunks),
             seconds=round(time.monotonic() - started, 3),
+            replica_reads=tuple(sessions.replica_reads),
         )
 
 

@@ -8,12 +8,12 @@ that was presumed dead, may end later. But the record does not contain the files
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.positions.position import LogEnd
-from airflow_provider_cdc.core.run.results import SNAPSHOT, SnapshotResult, TableRead
+from airflow_provider_cdc.core.run.results import SNAPSHOT, RowsOfReplica, SnapshotResult, TableRead
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import SourceUnavailable, TerminalError
@@ -159,9 +159,10 @@ def read_tables(step: Step) -> SnapshotResult:
         keys_again=seen.keys_in_view if seen else 0,
         view_seconds=seen.view_seconds if seen else 0.0,
         incarnation=bound.incarnation,
+        replicas=_on_replicas(done.values()),
     )
     log_skipped(skipped)
-    _summarize(result)
+    _summarize(result, done.values())
     note_timeline(step, parts, done)
     return result
 
@@ -199,10 +200,27 @@ def _nothing_read(step: Step) -> SnapshotResult:
     )
 
 
-def _summarize(found: SnapshotResult) -> None:
+def _on_replicas(done: Iterable[PartRecord]) -> dict[str, RowsOfReplica]:
+    found: dict[str, RowsOfReplica] = {}
+    for read in (read for record in done for read in record.replica_reads):
+        so_far = found.get(read.server_uuid, RowsOfReplica(read.address, 0, 0.0))
+        waited = round(so_far.waited + read.waited, 3)
+        found[read.server_uuid] = RowsOfReplica(read.address, so_far.rows + read.rows, waited)
+    return found
+
+
+def _summarize(found: SnapshotResult, done: Iterable[PartRecord]) -> None:
     rows = [
         (name, totals.rows, totals.chunks, totals.files, totals.bytes / 2**20) for name, totals in found.tables.items()
     ]
     log(table(("table", "rows", "chunks", "files", "MiB"), rows))
     log_nulled("snapshot: read as null", found.nulled)
+    for uuid, replica in found.replicas.items():
+        log(
+            f"snapshot: {format_count(replica.rows, 'row')} read on the replica {replica.address} ({uuid}), which was "
+            f"waited for {replica.waited:.1f} s"
+        )
+    if found.replicas:
+        rows_of_source = sum(record.rows for record in done if not record.replica_reads)
+        log(f"snapshot: {format_count(rows_of_source, 'row')} read on the source")
     log(f"snapshot: lock held for {found.lock_seconds * 1000:.0f} ms; snapshot_upper {found.snapshot_upper}")

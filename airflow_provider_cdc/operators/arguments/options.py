@@ -173,16 +173,19 @@ class Allowed:
     source_conn_ids: Sequence[str] | None = None
     targets: Sequence[str] | None = None
 
-    def check(self, source_conn_id: str, target: str, scratch: str = "") -> None:
-        """Check that the connection and the folders are allowed.
+    def check(self, source_conn_id: str, target: str, scratch: str = "", read_conn_ids: Sequence[str] = ()) -> None:
+        """Check that the connections and the folders are allowed.
 
         :param scratch: the folder for runs in progress. Empty: the default folder, which is in the target.
-        :raises PreflightError: the connection or a folder is not allowed. The error names the connection or the folder.
+        :param read_conn_ids: the connections to replicas. ``source_conn_ids`` must allow them, too.
+        :raises PreflightError: a connection or a folder is not allowed. The error names the connection or the folder.
         """
         problems = []
-        connection_ids = self.source_conn_ids
-        if connection_ids is not None and not any(glob(pattern, source_conn_id) for pattern in connection_ids):
-            problems.append(_not_allowed("source_conn_id", source_conn_id, connection_ids, "source_conn_ids"))
+        patterns = self.source_conn_ids
+        named = [("source_conn_id", source_conn_id), *(("read_conn_ids", name) for name in read_conn_ids)]
+        for parameter, name in named:
+            if patterns is not None and not any(glob(pattern, name) for pattern in patterns):
+                problems.append(_not_allowed(parameter, name, patterns, "source_conn_ids"))
         for parameter, uri in (("target", target), ("scratch", scratch)):
             if self.targets is None or not uri or (lake := _lake(uri, source_conn_id)) is None:
                 continue

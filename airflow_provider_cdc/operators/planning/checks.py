@@ -121,7 +121,8 @@ def _errors_of(check: Callable[[C], object], where: str) -> Callable[[C], Iterab
 
 def _allowed(context: ParametersContext) -> None:
     options = context.options
-    context.allowed.check(options.source_conn_id, options.target, options.scratch)
+    replicas = options.steps.read_conn_ids or ()
+    context.allowed.check(options.source_conn_id, options.target, options.scratch, replicas)
 
 
 def _target(context: ParametersContext) -> None:

@@ -17,7 +17,7 @@ from airflow_provider_cdc.core.run.run import Run, run_id_in
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestError, SparkFailed
-from airflow_provider_cdc.hooks import open_hook
+from airflow_provider_cdc.hooks import settings_with_replicas
 from airflow_provider_cdc.hooks.catalog import lake_settings
 from airflow_provider_cdc.hooks.storage import accessing_storage
 from airflow_provider_cdc.jobs.runtime.driver import done_file, error_file
@@ -318,11 +318,12 @@ class SparkStepOperator(ReleasingOperator):
 
     def _do(self, context: Context, run: Storage) -> None:
         launcher = self.open_launcher(context)
-        settings = open_hook(self.source_conn_id).settings()
+        options = Run.load(run).manifest.options
+        settings = settings_with_replicas(self.source_conn_id, options.read_conn_ids)
         self.will_release(run, settings, context)
         then = self._then(context)
         try:
-            catalog = lake_settings(Run.load(run).manifest.options.lake, self.source_conn_id).catalog
+            catalog = lake_settings(options.lake, self.source_conn_id).catalog
             self.run_app(launcher, context, run, settings, catalog, then)
         except (AirflowException, SparkFailed) as error:
             # If the step of this task is done, the application failed in a later step. The failed step is repeated by

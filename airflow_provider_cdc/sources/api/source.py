@@ -576,8 +576,26 @@ def check_load(source: Planning, signals: Collection[str]) -> None:
 # The part of `Source` that reads the rows of tables, and checks that the tables stay as the run recorded them.
 
 
+@dataclass(frozen=True)
+class ReplicaRead:
+    """A read of chunks on a replica: the replica's ``server_uuid`` and ``address``, the number of ``rows``, the seconds
+    that the read ``waited`` for the run's position, and a position, as text, with everything that the replica may have
+    ``shown``."""
+
+    server_uuid: str
+    address: str
+    rows: int
+    waited: float
+    shown: str
+
+
 class ChunkReader(Protocol):
     """A session that reads chunks of one table."""
+
+    @property
+    def replica_read(self) -> ReplicaRead | None:
+        """The read, after `wait_until_durable`, if the chunks were read on a replica. None: the source itself was
+        read."""
 
     @property
     def upper(self) -> Position | None:
@@ -1081,6 +1099,9 @@ class ConnectionSettings:
     ``tls`` has paths and modes for the driver: ``mode`` (``disabled``, ``preferred``, ``required``, ``verify_ca``,
     ``verify_identity``), ``ca``, ``cert`` and ``key``. ``sources.session`` and the kind of source define more
     fields.
+
+    ``replicas`` are the servers from which tables are read (the option ``read_conn_ids``). Empty: tables are read from
+    the source itself.
     """
 
     kind: str
@@ -1094,6 +1115,7 @@ class ConnectionSettings:
     files: Mapping[str, str] = field(default_factory=dict, repr=False)
     auth: str = ""
     credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
+    replicas: Sequence[ConnectionSettings] = ()
 
     def __post_init__(self) -> None:
         if self.files:
@@ -1115,7 +1137,7 @@ class ConnectionSettings:
         except OSError as error:
             hint = "correct the path, or give this process the right to read the file"
             raise ConfigurationError(str(error), where=self.address, hint=hint) from error
-        return replace(self, files=files)
+        return replace(self, files=files, replicas=tuple(one.with_files() for one in self.replicas))
 
     @property
     def address(self) -> str:

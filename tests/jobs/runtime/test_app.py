@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -207,7 +208,8 @@ def test_a_folder_that_is_none_is_one_clear_error(stopped: list[str], capsys: py
 
 
 def test_settings_survive_the_environment() -> None:
-    assert settings_from_environment(to_environment(SETTINGS)) == SETTINGS
+    for settings in (SETTINGS, replace(SETTINGS, replicas=(SETTINGS, replace(SETTINGS, port=3307)))):
+        assert settings_from_environment(to_environment(settings)) == settings
 
 
 def test_two_versions_of_pyspark_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

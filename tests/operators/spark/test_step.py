@@ -152,6 +152,7 @@ def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(
             "seconds": 0.0,
             "keys_again": 0,
             "view_seconds": 0.0,
+            "replicas": {},
         },
     }
     alias, orders = copies_alias("my dag", "g"), table_asset("shop", "shop.orders")
@@ -406,7 +407,7 @@ def test_app_that_records_nothing_has_not_done_its_step(run: Storage, monkeypatc
 
 
 def test_run_without_manifest_is_an_error_that_names_the_hint(tmp_path: Path) -> None:
-    with pytest.raises(AirflowFailException, match="connection"):
+    with pytest.raises(AirflowFailException, match=r"there is no manifest\n.*clear the task `lock_and_record`"):
         SnapshotOperator(
             task_id="t", source_conn_id="nowhere", run_uri=tmp_path.as_uri(), spark_conn_id="spark"
         ).execute(CONTEXT)

@@ -11,6 +11,7 @@ from airflow_provider_cdc.core.checks import Check, Moment, Raised
 from airflow_provider_cdc.sources.mysql.checks.asked import OF_A_REQUEST
 from airflow_provider_cdc.sources.mysql.checks.history import HISTORY
 from airflow_provider_cdc.sources.mysql.checks.past import REPLACED, REPLICATED, SINCE, STATEMENTS
+from airflow_provider_cdc.sources.mysql.checks.replicas import COMPARED, REPLICAS
 from airflow_provider_cdc.sources.mysql.checks.settings import SETTINGS_SINCE
 
 # Declarations of the checks that sessions and readers make during other work. Each declaration names the place in the
@@ -166,5 +167,7 @@ CHECKS: tuple[Check[Any], ...] = (
     *SINCE,
     *STATEMENTS,
     *REPLACED,
+    *REPLICAS,
+    *COMPARED,
     *READERS,
 )

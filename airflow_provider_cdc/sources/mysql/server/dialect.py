@@ -231,14 +231,16 @@ _VARIABLE_NAMES = {
         binlog_expire_logs_seconds binlog_transaction_compression log_replica_updates sync_binlog
     """,
     (_CHECKED, _GTIDS): "gtid_mode enforce_gtid_consistency",
-    (_CHECKED, _REPLICA): "replica_preserve_commit_order",
+    (_CHECKED, _REPLICA): """
+        replica_preserve_commit_order replica_skip_errors replica_exec_mode replica_type_conversions
+    """,
     (_CHECKED, _INNODB): "innodb_flush_log_at_trx_commit innodb_force_recovery",
     (_CHECKED, _SYSTEM): """
         version version_comment basedir hostname lower_case_table_names partial_revokes performance_schema
-        max_allowed_packet old_alter_table
+        max_allowed_packet old_alter_table read_only super_read_only system_time_zone
     """,
     (_POSITION, _GTIDS): "gtid_executed gtid_owned gtid_purged",
-    (_POSITION, "replication-options"): "server_uuid",
+    (_POSITION, "replication-options"): "server_id server_uuid",
     (_SESSION, _SYSTEM): """
         autocommit completion_type transaction_isolation transaction_read_only time_zone sql_mode character_set_client
         character_set_connection collation_connection character_set_results lc_messages sql_select_limit

@@ -216,6 +216,15 @@ def check_continuity(settings: ConnectionSettings, files: Mapping[str, int], beg
         )
 
 
+def unclosed(settings: ConnectionSettings, files: Mapping[str, int]) -> str:
+    """Return the last of the files that was not closed cleanly, because the server crashed. Empty: there is none.
+
+    :param files: files that follow each other, and their sizes. The last one may be open.
+    """
+    crashed = (file for file, next_ in pairwise(files) if _created_after(settings, file, files[file], next_) is None)
+    return max(crashed, key=file_number, default="")
+
+
 def other_log(settings: ConnectionSettings, message: str) -> SourceReplaced:
     return SourceReplaced(
         f"{message}: the log was reset, or a backup was restored", where=settings.address, hint="trigger a new run"

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pymysql
 
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.tables.table import TableName
-from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, LogGone, SourceReplaced
+from airflow_provider_cdc.errors import (
+    ConfigurationError,
+    LockNotGranted,
+    LogGone,
+    PositionError,
+    SourceReplaced,
+)
 from airflow_provider_cdc.sources.api.source import (
     HISTORY_LIST,
     MEASURE_SECONDS,
@@ -125,7 +133,7 @@ def state(connection: Connection) -> MysqlFacts:
     uuid, host, start = query(connection, f"SELECT @@global.server_uuid, @@global.hostname, {_STARTED}")[0]
     _, _, alone, ignored, *_ = log_status(connection)
     fixed = variables(connection, _FIXED) | {"binlog_do_db": alone, "binlog_ignore_db": ignored}
-    return MysqlFacts(str(uuid), str(host), str(start), fixed=fixed, last_set=_last_set(connection))
+    return MysqlFacts(str(uuid), str(host), str(start), fixed=fixed, last_set=set_times(connection))
 
 
 def check_log(connection: Connection, initial: GtidSet, recorded: GtidSet | None = None) -> None:
@@ -164,6 +172,39 @@ def check_log(connection: Connection, initial: GtidSet, recorded: GtidSet | None
         )
 
 
+def replica_status(connection: Connection) -> list[dict[str, Any]]:
+    """Return the replication channels of the server, by the names of the columns. Empty: the server is no replica."""
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW REPLICA STATUS")
+        names = [column[0] for column in cursor.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+
+_FILTERS = ("replication_applier_filters", "replication_applier_global_filters")
+
+
+def replication_filters(connection: Connection) -> list[tuple[str, str]] | None:
+    """Return the replication filters: name and rule. None: this user may not see them, or the server shows them to no
+    user (``performance_schema=OFF``)."""
+    if not value(connection, "@@global.performance_schema"):
+        return None
+    columns = "FILTER_NAME, FILTER_RULE"
+    try:
+        rows = (query(connection, f"SELECT {columns} FROM performance_schema.{name}") for name in _FILTERS)
+        return [(str(name), str(rule)) for found in rows for name, rule in found]
+    except pymysql.OperationalError as error:
+        if error.args[0] != _TABLE_ACCESS_DENIED:
+            raise
+        return None
+
+
+def filter_grants(connection: Connection) -> str:
+    """Return a hint: what shows the replication filters to this user."""
+    if not value(connection, "@@global.performance_schema"):
+        return "start the server with performance_schema=ON"
+    return "; ".join(f"GRANT SELECT ON performance_schema.{name} TO {account(connection)}" for name in _FILTERS)
+
+
 def is_replica(connection: Connection) -> bool | None:
     """Return whether the server is a replica. None: the user lacks the privilege to query this. Another check reports
     the missing privilege."""
@@ -183,11 +224,12 @@ def last_set(connection: Connection) -> dict[str, datetime | None]:
     """
     return {
         name: datetime.fromisoformat(when).replace(tzinfo=UTC) if when else None
-        for name, when in _last_set(connection, WATCHED_IN_THE_PAST).items()
+        for name, when in set_times(connection, WATCHED_IN_THE_PAST).items()
     }
 
 
-def _last_set(connection: Connection, names: Sequence[str] = WATCHED) -> dict[str, str]:
+def set_times(connection: Connection, names: Sequence[str] = WATCHED) -> dict[str, str]:
+    """Return the time at which each setting was last set in the running server, as text. Empty: it was not set."""
     marks = ", ".join(["%s"] * len(names))
     rows = query(
         connection,
@@ -244,9 +286,12 @@ def kept_seconds(connection: Connection, host: Service) -> int | None:
 def load(settings: ConnectionSettings, signals: Sequence[str]) -> dict[str, float]:
     """`Source.load`."""
     numbers = {}
+    if REPLICA_LAG in signals and settings.replicas:
+        # The run reads on these servers, so their lag matters.
+        numbers[REPLICA_LAG] = max(load(replica, [REPLICA_LAG])[REPLICA_LAG] for replica in settings.replicas)
     with session(settings) as connection:
         set_session(connection, {"transaction_read_only": "ON", "max_execution_time": str(MEASURE_SECONDS * 1000)})
-        for signal in signals:
+        for signal in (name for name in signals if name not in numbers):
             try:
                 numbers[signal] = _SIGNALS[signal](connection) if signal in _SIGNALS else _of_query(connection, signal)
             except (pymysql.ProgrammingError, pymysql.OperationalError, pymysql.InternalError) as error:
@@ -270,15 +315,13 @@ def _history_list_length(connection: Connection) -> float:
 
 
 def _replica_lag(connection: Connection) -> float:
-    with connection.cursor() as cursor:
-        cursor.execute("SHOW REPLICA STATUS")
-        names = [column[0] for column in cursor.description or ()]
-        rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+    rows = replica_status(connection)
     if not rows:
         raise ConfigurationError(
             "the server is not a replica, and a primary does not know the lag of its replicas",
             where=f"parameter governor (Limits.governor), {REPLICA_LAG}",
-            hint="give a query that returns the lag, such as one of a heartbeat table, as the key",
+            hint="give a query that returns the lag, such as one of a heartbeat table, as the key, or read the tables "
+            "on replicas (`Read.read_conn_ids`)",
         )
     lags = [row["Seconds_Behind_Source"] for row in rows]
     # NULL: the replication is not running, so the lag grows.
@@ -366,3 +409,31 @@ def _holders(connection: Connection, tables: Sequence[TableName]) -> list[str]:
 def executed(connection: Connection) -> GtidSet:
     """Return the set of transactions that the server has committed and made visible."""
     return GtidSet.parse(value(connection, "@@global.gtid_executed"))
+
+
+def shown(connection: Connection) -> GtidSet:
+    """Return a set with every transaction that a finished read on this server may have seen.
+
+    A visible transaction may still be missing from ``@@gtid_executed``. In that case it is in ``@@gtid_owned``, so
+    ``@@gtid_owned`` is read first.
+    """
+    owned = parse_owned(value(connection, "@@global.gtid_owned"))
+    return executed(connection) | owned
+
+
+_BEFORE_UUID = re.compile(r"(?=[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.IGNORECASE)
+_OWNERS = re.compile(r"(?:#[0-9]+)+")
+
+
+def parse_owned(text: str) -> GtidSet:
+    """Parse a value of ``@@global.gtid_owned``: ``uuid:gno#thread`` and ``uuid:tag:gno#thread:gno#thread``.
+
+    The server separates the sets of different UUIDs by a comma. MySQL 9 does not separate them: a UUID directly follows
+    the digits of a thread.
+
+    :raises PositionError: the text does not have this form.
+    """
+    before, *sets = _BEFORE_UUID.split(text)
+    if before.strip():
+        raise PositionError(f"not a value of gtid_owned: {text!r}", where="gtid_owned", hint="report it")
+    return GtidSet.parse(",".join(_OWNERS.sub("", item).strip(", \n") for item in sets))

@@ -15,11 +15,12 @@ from airflow_provider_cdc.core.tables.table import Era, Table
 from airflow_provider_cdc.errors import LogGone
 from airflow_provider_cdc.sources.api.source import ChunkReader, ConnectionSettings, Reading
 from airflow_provider_cdc.sources.api.window import UpperBound
+from airflow_provider_cdc.sources.mysql.checks.replicas import is_read_on_replicas
 from airflow_provider_cdc.sources.mysql.log.replaced import WatchedTables
 from airflow_provider_cdc.sources.mysql.server import log_history
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.session import RunSettings, session
-from airflow_provider_cdc.sources.mysql.steps import chunk_reader, snapshot
+from airflow_provider_cdc.sources.mysql.steps import chunk_reader, replica_reads, snapshot
 from airflow_provider_cdc.sources.mysql.steps.check_identity import check_identity
 from airflow_provider_cdc.sources.mysql.tables import schema
 from airflow_provider_cdc.sources.session import Kept, keeping
@@ -34,6 +35,9 @@ class MysqlReading(Reading):
     _watched: WatchedTables | None
 
     def reader(self, table: Table, consistency: str, lock: LockPolicy) -> AbstractContextManager[ChunkReader]:
+        settings = self.settings
+        if settings.replicas and isinstance(settings, RunSettings) and is_read_on_replicas(table, consistency):
+            return replica_reads.open_reader(settings, table, lock.replica_wait_seconds, self._kept)
         return chunk_reader.open_reader(self.settings, table, consistency, lock, self._kept)
 
     @contextmanager

@@ -27,7 +27,7 @@ from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import (
     LockNotGranted,
 )
-from airflow_provider_cdc.sources.api.source import ChunkReader, ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ChunkReader, ConnectionSettings, ReplicaRead
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.mysql.chunking.chunks import where
 from airflow_provider_cdc.sources.mysql.chunking.pushed_conditions import pushed_condition
@@ -67,14 +67,14 @@ def open_reader(
     """
     if consistency == "watermark":
         with session_of(kept, "reading", lambda: session(settings, reading=True)) as reading:
-            reader = _Reader(reading, table, None, Held())
+            reader = TableReader(reading, table, None, Held())
             yield reader
             reader.close()
         return
     # A table that is divided by values has several parts. The parts of one task are read in one transaction, so that
     # the task takes the lock only once.
     with session_of(kept, f"locked {table.name}", lambda: _locked(settings, table, lock)) as locked:
-        reader = _Reader(locked.reading, table, locked.upper, locked.held, locked.control)
+        reader = TableReader(locked.reading, table, locked.upper, locked.held, locked.control)
         yield reader
         reader.close()
 
@@ -127,8 +127,10 @@ class Held:
         return (time.monotonic() if self._stop is None else self._stop) - self._start
 
 
-class _Reader:
+class TableReader:
     """Reads chunks of one table through one session."""
+
+    replica_read: ReplicaRead | None = None
 
     def __init__(
         self,

@@ -14,8 +14,10 @@ from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.checks.asked import OF_A_REQUEST, OF_SERVER
 from airflow_provider_cdc.sources.mysql.checks.context import RequestContext, ServerContext
+from airflow_provider_cdc.sources.mysql.checks.replicas import is_read_on_replicas
 from airflow_provider_cdc.sources.mysql.server.server import durability_warnings, naming_blockers
 from airflow_provider_cdc.sources.mysql.server.session import session
+from airflow_provider_cdc.sources.mysql.steps.replica_reads import replica_problems
 from airflow_provider_cdc.sources.mysql.tables.cascades import parents_of, with_parents
 from airflow_provider_cdc.sources.mysql.tables.identity import identity_warnings
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables, resolve
@@ -49,7 +51,13 @@ def preflight(
         tables = tuple(replace(table, options=options, selection=parts(table.name)) for table in tables)
         context.tables, context.hidden = with_parents(connection, context.privileges, tables)
         context.plans = [_plan(table, options) for table in context.tables]
+        if settings.replicas:
+            context.plans = [
+                _read_where(plan, table) for plan, table in zip(context.plans, context.tables, strict=True)
+            ]
         problems = problems_of(OF_A_REQUEST, Moment.PREFLIGHT, context)
+        if settings.replicas and not problems:
+            problems = replica_problems(settings, connection, context.tables, context.plans)
         warnings = [*durability_warnings(connection), *identity_warnings(connection)]
     if problems:
         raise PreflightError(problems)
@@ -81,6 +89,11 @@ def _plan(table: Table, options: TableOptions) -> TablePlan:
         reason += f"; deleting rows of {parents_of(table)}, or changing their keys, before it is read stops the run"
     reason += _policy_reason(table)
     return TablePlan(table.name, chosen, reason, table.rows, table.bytes, options.unrepresentable)
+
+
+def _read_where(plan: TablePlan, table: Table) -> TablePlan:
+    where = "on a replica" if is_read_on_replicas(table, plan.consistency) else "on the source"
+    return replace(plan, reason=f"{plan.reason}; read {where}")
 
 
 def _policy_reason(table: Table) -> str:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 from airflow_provider_cdc.core.checks import Moment, problems_of
 from airflow_provider_cdc.core.options.run import LockPolicy
-from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import (
-    PositionError,
     PreflightError,
     Problem,
     SchemaChanged,
@@ -25,11 +22,10 @@ from airflow_provider_cdc.sources.mysql.checks.asked import OF_TABLES
 from airflow_provider_cdc.sources.mysql.checks.context import ServerContext, of_recorded
 from airflow_provider_cdc.sources.mysql.checks.settings import SETTINGS
 from airflow_provider_cdc.sources.mysql.server.log_history import end_of_log
-from airflow_provider_cdc.sources.mysql.server.server import executed, identity, started, with_mark
+from airflow_provider_cdc.sources.mysql.server.server import executed, identity, shown, started, with_mark
 from airflow_provider_cdc.sources.mysql.server.session import (
     Connection,
     session,
-    value,
 )
 from airflow_provider_cdc.sources.mysql.steps.chunk_reader import table_lock
 from airflow_provider_cdc.sources.mysql.tables.identity import read_identities, with_identities
@@ -41,9 +37,6 @@ NO_POSITION = Problem(
     "is empty: no transaction was committed yet, so the position cannot identify the history of this server",
     "commit a transaction on the server; a CREATE DATABASE is enough",
 )
-
-_BEFORE_UUID = re.compile(r"(?=[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.IGNORECASE)
-_OWNERS = re.compile(r"(?:#[0-9]+)+")
 
 
 def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], lock: LockPolicy) -> InitialPoint:
@@ -109,25 +102,9 @@ def bound_reads(settings: ConnectionSettings) -> UpperBound:
     """Return an upper bound on the transactions that the finished reads could have seen.
 
     The bound is the end of the log (``log_history.LogPlace``), because a transaction is written to the log before it
-    becomes visible. A visible transaction may still be missing from ``@@gtid_executed``. In that case it is in
-    ``@@gtid_owned``, so ``@@gtid_owned`` is read first.
+    becomes visible.
     """
     with session(settings) as connection:
         start = started(connection)
         end = end_of_log(settings, connection)
-        owned = parse_owned(value(connection, "@@global.gtid_owned"))
-        return UpperBound(executed(connection) | owned, LogEnd(str(end)), start)
-
-
-def parse_owned(text: str) -> GtidSet:
-    """Parse a value of ``@@global.gtid_owned``: ``uuid:gno#thread`` and ``uuid:tag:gno#thread:gno#thread``.
-
-    The server separates the sets of different UUIDs by a comma. MySQL 9 does not separate them: a UUID directly follows
-    the digits of a thread.
-
-    :raises PositionError: the text does not have this form.
-    """
-    before, *sets = _BEFORE_UUID.split(text)
-    if before.strip():
-        raise PositionError(f"not a value of gtid_owned: {text!r}", where="gtid_owned", hint="report it")
-    return GtidSet.parse(",".join(_OWNERS.sub("", item).strip(", \n") for item in sets))
+        return UpperBound(shown(connection), LogEnd(str(end)), start)

@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pymysql
-
 from airflow_provider_cdc.core.checks import Moment, problems_of
 from airflow_provider_cdc.core.options.run import FULL, StepOptions
 from airflow_provider_cdc.core.positions.facts import Finding, HistoryRelation, Trace
@@ -32,13 +30,11 @@ from airflow_provider_cdc.sources.mysql.server import commit_times, log_history
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.log_history import LogMark, LogPlace, mark_of
 from airflow_provider_cdc.sources.mysql.server.privileges import Privileges
-from airflow_provider_cdc.sources.mysql.server.server import state
-from airflow_provider_cdc.sources.mysql.server.session import Connection, RunSettings, account, query, session, value
+from airflow_provider_cdc.sources.mysql.server.server import filter_grants, replication_filters, state
+from airflow_provider_cdc.sources.mysql.server.session import Connection, RunSettings, session, value
 from airflow_provider_cdc.sources.mysql.steps.past import resolve
 from airflow_provider_cdc.sources.mysql.tables.cascades import with_parents
 
-_FILTERS = ("replication_applier_filters", "replication_applier_global_filters")
-_TABLE_ACCESS_DENIED = 1142
 _FAILS = "a run in progress fails"
 _ANEW = "read the tables in full: set `refresh` to `auto` or `full`"
 
@@ -157,12 +153,12 @@ def relations(settings: RunSettings, connection: Connection, traces: Sequence[Tr
 
 def _check_filters(settings: ConnectionSettings, connection: Connection, found: str) -> None:
     """Check that the server, as a replica, did not leave out changes. Their GTIDs would be in its log without rows."""
-    filters = _filters(connection)
+    filters = replication_filters(connection)
     if filters is None:
         raise ExactnessError(
             f"{found}, and the server does not show this user whether it left out changes as a replica",
             where=settings.address,
-            hint=_grants(connection),
+            hint=filter_grants(connection),
         )
     if filters:
         raise ExactnessError(
@@ -172,35 +168,15 @@ def _check_filters(settings: ConnectionSettings, connection: Connection, found: 
         )
 
 
-def _filters(connection: Connection) -> int | None:
-    """Return the number of replication filters. None: this user may not see them, or the server shows them to no user
-    (``performance_schema=OFF``)."""
-    if not value(connection, "@@global.performance_schema"):
-        return None
-    try:
-        return sum(len(query(connection, f"SELECT * FROM performance_schema.{name}")) for name in _FILTERS)
-    except pymysql.OperationalError as error:
-        if error.args[0] != _TABLE_ACCESS_DENIED:
-            raise
-        return None
-
-
-def _grants(connection: Connection) -> str:
-    """Return a hint: what shows the replication filters to this user."""
-    if not value(connection, "@@global.performance_schema"):
-        return "start the server with performance_schema=ON"
-    return "; ".join(f"GRANT SELECT ON performance_schema.{name} TO {account(connection)}" for name in _FILTERS)
-
-
 def after_failover(settings: ConnectionSettings, options: StepOptions) -> str:
     """Implements `Source.after_failover`."""
     if options.refresh == FULL:
         return f"{_FAILS}; the next run reads the tables in full, as always"
     with session(settings) as connection:
-        if _filters(connection) is None:
+        if replication_filters(connection) is None:
             return (
                 f"{_FAILS}, and the next run reads the tables in full, because the server does not show this user its "
-                f"replication filters: {_grants(connection)}"
+                f"replication filters: {filter_grants(connection)}"
             )
     return (
         f"{_FAILS}; the next run goes on from the last copies if the new server has all of their transactions, has "

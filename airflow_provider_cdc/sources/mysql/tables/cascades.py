@@ -173,6 +173,11 @@ def _cascading(connection: Connection, names: Sequence[TableName]) -> set[tuple[
     }
 
 
+def changed_by_foreign_keys(connection: Connection, names: Sequence[TableName]) -> set[TableName]:
+    """Return those of the tables whose rows the server changes by actions of foreign keys."""
+    return {TableName(schema, name) for schema, name, _ in _cascading(connection, names)}
+
+
 def _foreign_keys(connection: Connection, names: Sequence[TableName]) -> dict[TableName, list[_ForeignKey]]:
     cascading = _cascading(connection, names)
     columns: dict[tuple[str, str, str, TableName], list[str]] = defaultdict(list)

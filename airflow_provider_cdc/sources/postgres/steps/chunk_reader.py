@@ -24,7 +24,7 @@ from airflow_provider_cdc.errors import (
     SourceUnavailable,
     TerminalError,
 )
-from airflow_provider_cdc.sources.api.source import ChunkReader, ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ChunkReader, ConnectionSettings, ReplicaRead
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.postgres.catalog import users_code
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
@@ -97,6 +97,7 @@ class _Reader:
     """Reads chunks of one table in one session, and checks that the table is unchanged."""
 
     lock_seconds = 0.0
+    replica_read: ReplicaRead | None = None
 
     def __init__(self, settings: ConnectionSettings, rows: RowReader, table: Table, upper: Lsn | None) -> None:
         self.upper = upper

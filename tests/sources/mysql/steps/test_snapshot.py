@@ -34,9 +34,9 @@ from airflow_provider_cdc.sources.api.source import ChunkReader, ConnectionSetti
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.server import server
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace
+from airflow_provider_cdc.sources.mysql.server.server import parse_owned
 from airflow_provider_cdc.sources.mysql.server.session import Connection, query, session
 from airflow_provider_cdc.sources.mysql.steps import chunk_reader, snapshot
-from airflow_provider_cdc.sources.mysql.steps.snapshot import parse_owned
 from harness.mysql_server import MysqlServer
 
 WRITERS = [uuid.UUID(int=number) for number in range(1, 5)]
