@@ -36,6 +36,30 @@ class JobGoneError(Exception):
 
 
 @dataclass(frozen=True)
+class FollowedJob:
+    """A job, and how far a try of a task has followed it. It has no secrets: Airflow's database stores it.
+
+    :param run_uri: the folder of the run.
+    :param id: the id that the platform gave to the job.
+    :param token: identifies the job.
+    :param follower: identifies the try.
+    :param deadline: the Unix time at which the platform ends the job.
+    :param renewals: how often the try has renewed its record.
+    :param answered: the public key of the driver that has its settings from this try.
+    :param parts: the number of parts of the driver's output that have been logged.
+    """
+
+    run_uri: str
+    id: str
+    token: str
+    follower: str
+    deadline: int
+    renewals: int = 0
+    answered: str = ""
+    parts: int = 0
+
+
+@dataclass(frozen=True)
 class JobSpec:
     """A job to start.
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import pwd
+import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
@@ -161,6 +163,32 @@ def _from_environment(variable: str, kind: type[Settings], environment: Mapping[
         raise ConfigurationError(
             f"the environment variable {variable} does not contain connection settings", hint=hint
         ) from None
+
+
+# The output of a driver is the log of its task. Airflow's Spark hook would log every line at the same level, so
+# warnings would not stand out.
+
+
+_NOISE = re.compile(
+    # The JVM and Spark's launcher print these lines, regardless of the log settings.
+    r"WARNING: Using incubator modules: |"
+    r"Using Spark's default log4j profile: |"
+    r'Setting default log level to "|'
+    r"To adjust logging level use sc\.setLogLevel"
+)
+_LEVELS = (
+    (logging.ERROR, re.compile(r"(?:\d\S* )?\d\d:\d\d:\d\d (?:ERROR|FATAL) |\w+ failed: ")),
+    (logging.WARNING, re.compile(r"(?:\d\S* )?\d\d:\d\d:\d\d WARN |(?:\w+: )?WARNING: ")),
+)
+
+
+def log_line(line: str, log: Any) -> None:
+    """Log a line of a driver's output at the level that the line has. Spark's start-up noise is dropped."""
+    text = line.rstrip()
+    if _NOISE.match(text):
+        return
+    level = next((level for level, pattern in _LEVELS if pattern.match(text)), logging.INFO)
+    log.log(level, "%s", text)
 
 
 # Packs this package into a zip, for executors without the package, because ``spark-submit --py-files`` accepts .zip

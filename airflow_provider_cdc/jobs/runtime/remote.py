@@ -35,7 +35,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestError, TransientError
+from airflow_provider_cdc.errors import ConfigurationError, ManifestError, TransientError
 
 FOLDER = "remote"
 """The folder in the run's folder."""
@@ -114,6 +114,11 @@ def follower_file(token: str) -> str:
     return f"{FOLDER}/{token}.follower.json"
 
 
+def ended_file(token: str) -> str:
+    """Return the name of the file whose existence says that the platform has ended a job."""
+    return f"{FOLDER}/{token}.ended.json"
+
+
 def request_file(token: str) -> str:
     """Return the name of the file with which a driver asks for its settings."""
     return f"{FOLDER}/{token}.request.json"
@@ -127,6 +132,19 @@ def settings_file(token: str) -> str:
 def log_file(token: str, number: int) -> str:
     """Return the name of a part of a driver's output."""
     return f"{FOLDER}/{token}.log/{number:06d}.json"
+
+
+def revoke(run: Storage, token: str) -> None:
+    """Revoke a job, so that its driver ends, even if its platform does not end it."""
+    run.write_json(revoked_file(token), {})
+
+
+def note_ended(run: Storage, token: str) -> None:
+    """Record that the platform has ended a job."""
+    run.write_json(ended_file(token), {})
+    # A driver that ended before it read them left them.
+    run.delete_file(request_file(token))
+    run.delete_file(settings_file(token))
 
 
 def answer_request(run: Storage, token: str, nonce: str, settings: Mapping[str, Any], answered: str = "") -> str:
@@ -240,7 +258,7 @@ class Output:
                 return
             try:
                 self._run.write_json(log_file(self._token, self._number), lines)
-            except (CdcError, OSError):
+            except Exception:
                 with self._collecting:
                     self._lines = lines + self._lines
             else:
@@ -281,7 +299,8 @@ def _watch(run: Storage, token: str, output: Output) -> None:
     follower, renewed = None, time.monotonic()
     while True:
         time.sleep(POLL_SECONDS)
-        with suppress(CdcError, OSError):
+        # Any error: without this thread, the driver would work until its deadline.
+        with suppress(Exception):
             if run.exists(revoked_file(token)):
                 _end("Airflow has revoked it", output)
             # A change shows a follower; the clocks of the machines may differ.
@@ -293,10 +312,17 @@ def _watch(run: Storage, token: str, output: Output) -> None:
 
 
 def _end(why: str, output: Output) -> None:
-    print(f"this driver ends, because {why}", flush=True)
-    # The store may not answer.
-    writing = threading.Thread(target=output.flush, daemon=True)
-    writing.start()
-    writing.join(LAST_SECONDS)
-    # Exit without handlers and clean-up, because another driver may have changed the state.
-    os._exit(REVOKED)
+    try:
+        # The store may not answer, and the output may have no reader.
+        writing = threading.Thread(target=_write_last, args=(why, output), daemon=True)
+        writing.start()
+        writing.join(LAST_SECONDS)
+    finally:
+        # Exit without handlers and clean-up, because another driver may have changed the state.
+        os._exit(REVOKED)
+
+
+def _write_last(why: str, output: Output) -> None:
+    with suppress(Exception):
+        print(f"this driver ends, because {why}", flush=True)
+    output.flush()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.operators.spark.launchers.client.launcher import LOG4J, log4j_option, log_line
+from airflow_provider_cdc.jobs.runtime.driver import log_line
+from airflow_provider_cdc.operators.spark.launchers.client.launcher import LOG4J, log4j_option
 
 PRINTED = """WARNING: Using incubator modules: jdk.incubator.vector
 Using Spark's default log4j profile: org/apache/spark/log4j2-defaults.properties

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import locale
-import logging
 import os
 import re
 import shutil
@@ -25,13 +24,14 @@ from typing import Any
 import airflow_provider_cdc
 from airflow_provider_cdc.compat import master_of_connection, spark_submit_command, supervisor_channel
 from airflow_provider_cdc.errors import ConfigurationError, Problem
-from airflow_provider_cdc.hooks.platforms import JobState, Phase
+from airflow_provider_cdc.hooks.platforms import FollowedJob, JobState, Phase
 from airflow_provider_cdc.jobs.runtime.driver import (
     JVM_VARIABLE,
     PACKAGE_VARIABLE,
     TRY_VARIABLE,
     driver_jvm,
     has_user_entry,
+    log_line,
     package_zip,
     to_argument,
     to_environment,
@@ -223,25 +223,10 @@ def _unhindered(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
 
 
-# The log of a driver: its settings, and the level of each line.
-#
-# The output of a driver is the log of its task. Airflow's Spark hook would log every line at the same level, so
-# warnings would not stand out.
+# The log settings of a driver.
 
 
 LOG4J = Path(__file__).with_name("log4j2.properties")
-
-_NOISE = re.compile(
-    # The JVM and Spark's launcher print these lines, regardless of the log settings.
-    r"WARNING: Using incubator modules: |"
-    r"Using Spark's default log4j profile: |"
-    r'Setting default log level to "|'
-    r"To adjust logging level use sc\.setLogLevel"
-)
-_LEVELS = (
-    (logging.ERROR, re.compile(r"(?:\d\S* )?\d\d:\d\d:\d\d (?:ERROR|FATAL) |\w+ failed: ")),
-    (logging.WARNING, re.compile(r"(?:\d\S* )?\d\d:\d\d:\d\d WARN |(?:\w+: )?WARNING: ")),
-)
 
 
 def log4j_option(properties: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> str:
@@ -254,15 +239,6 @@ def log4j_option(properties: Mapping[str, Any], environment: Mapping[str, str] =
     if has_user_config or "log4j" in str(properties.get("spark.driver.extraJavaOptions", "")):
         return ""
     return f'"-Dlog4j2.configurationFile={LOG4J.as_uri()}"'
-
-
-def log_line(line: str, log: Any) -> None:
-    """Log a line of a driver's output at the level that the line has. Spark's start-up noise is dropped."""
-    text = line.rstrip()
-    if _NOISE.match(text):
-        return
-    level = next((level for level, pattern in _LEVELS if pattern.match(text)), logging.INFO)
-    log.log(level, "%s", text)
 
 
 @dataclass(frozen=True)
@@ -354,6 +330,19 @@ class ClientLauncher:
                 guarding.wait(wait_seconds)
             except subprocess.TimeoutExpired:
                 guarding.kill()
+
+    def resume(self, request: SparkRequest, followed: FollowedJob) -> Job:
+        raise ConfigurationError(
+            f"the connection no longer names the platform of the job {followed.id}",
+            where=f"spark_conn_id {self._conn_id!r}",
+            hint="correct the connection, and clear the task",
+        )
+
+    def to_defer(self, job: Job) -> None:
+        """Return None, because a job ends with this process."""
+
+    def is_taken_over(self, job: Job) -> bool:
+        return False
 
     def _hook(self, request: SparkRequest, package: str | None) -> Any:
         from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
