@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from copy import copy
 from typing import Any, TypeVar
 
@@ -28,6 +29,18 @@ _Operator = TypeVar("_Operator")
 
 PRE_EXECUTE_HOOK = "_pre_execute_hook"
 """The name of the attribute in which an operator stores its argument ``pre_execute``."""
+
+
+_OVER = {"failed", "upstream_failed", "skipped", "removed", "success"}
+
+
+def is_over(states: Mapping[str, Any], task_id: str, map_index: int | None) -> bool:
+    """Return whether a task is in a state in which Airflow does not run it again by itself.
+
+    :param states: the answer of ``get_task_states`` for the DAG run. If the DAG run was deleted, it is empty.
+    """
+    name = f"{task_id}_{map_index}" if map_index is not None and map_index >= 0 else task_id
+    return name not in states or str(states[name]) in _OVER
 
 
 def spark_submit_command(hook: Any, application: str) -> list[str]:

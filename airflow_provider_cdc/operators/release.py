@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowTaskTimeout
 
-from airflow_provider_cdc.compat import supervisor_channel
+from airflow_provider_cdc.compat import is_over, supervisor_channel
 from airflow_provider_cdc.core.run.release import release as release_what_is_kept
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.uri import lake_of
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_OVER = {"failed", "upstream_failed", "skipped", "removed", "success"}
-"""The states in which Airflow does not run a task again by itself."""
-
 
 class ReleasingOperator(RendersClearly):
     """A task that drops the run's replication slot and publication when the task fails for good. If Airflow will retry
@@ -43,7 +40,7 @@ class ReleasingOperator(RendersClearly):
     source_conn_id: str
     storage_conn_id: str = ""
     _releasing: tuple[Storage, ConnectionSettings, Context] | None = None
-    _killed_for_another_try = False
+    _continues_in_another_try = False
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -98,7 +95,7 @@ class ReleasingOperator(RendersClearly):
         if _is_over(context):
             self.give_up(run, settings, killed=True)
         else:
-            self._killed_for_another_try = True
+            self._continues_in_another_try = True
             _log.info("Kept the replication slot and publication (if any) of %s for the task's next try", run.uri)
 
 
@@ -173,16 +170,11 @@ def _is_over(context: Context) -> bool:
     if supervisor_channel() is None:
         return True
     task_instance: Any = context["ti"]
-    index = task_instance.map_index
     try:
         answer = task_instance.get_task_states(
             dag_id=task_instance.dag_id, task_ids=[task_instance.task_id], run_ids=[context["dag_run"].run_id]
         )
-        # If the DAG run was deleted, the answer has no states for it.
-        states = answer.get(context["dag_run"].run_id, {})
-        mapped = index is not None and index >= 0
-        name = f"{task_instance.task_id}_{index}" if mapped else task_instance.task_id
-        return name not in states or str(states[name]) in _OVER
+        return is_over(answer.get(context["dag_run"].run_id, {}), task_instance.task_id, task_instance.map_index)
     except Exception as error:
         _log.warning("Could not read the state of this task from Airflow: %s", error)
         return False
@@ -192,7 +184,7 @@ def release_of_task(context: Context) -> None:
     """Release the run of a `ReleasingOperator`. This function is the operator's ``on_failure_callback``, which Airflow
     calls when no try is left."""
     task: Any = context["ti"].task
-    if task._killed_for_another_try:
+    if task._continues_in_another_try:
         # In the last try, this function is called even if the task was killed because a user cleared it.
         return
     try:

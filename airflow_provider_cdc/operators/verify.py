@@ -142,8 +142,9 @@ class VerifyOperator(SparkStepOperator):
     @accessing_storage
     def execute(self, context: Context) -> dict[str, Any]:
         folder, request = self.own_run(context), self._request(context)
-        records.write(folder, REQUEST, request)
-        folder.delete_file(RESULT)
+        if self._resumed is None:
+            records.write(folder, REQUEST, request)
+            folder.delete_file(RESULT)
         launcher = self.open_launcher(context)
         settings = open_hook(self.source_conn_id).settings()
         self.will_release(folder, settings, context)

@@ -73,7 +73,7 @@ def test_steps_take_the_arguments_of_spark_submit_by_name() -> None:
 def test_type_checkers_know_what_airflow_takes(
     arguments: type[Any], function: Callable[..., Any], ours: set[str]
 ) -> None:
-    own = known(arguments) - (known(TaskArguments) if arguments is SparkArguments else set())
+    own = known(arguments) - ({*known(TaskArguments), "deferrable"} if arguments is SparkArguments else set())
     # A later Airflow may take more.
     assert own <= taken(function)
     assert not own & ours

@@ -88,10 +88,12 @@ class SparkArguments(TaskArguments, total=False):
     """The keyword arguments of the operators that run on Spark, except the arguments that are named in the operators'
     signatures.
 
-    These are the arguments of Airflow's `SparkSubmitOperator` that the operators do not set themselves.
+    These are ``deferrable``, and the arguments of Airflow's `SparkSubmitOperator` that the operators do not set
+    themselves.
     """
 
     archives: str | None
+    deferrable: bool | None
     driver_class_path: str | None
     driver_memory: str | None
     exclude_packages: str | None

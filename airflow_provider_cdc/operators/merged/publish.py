@@ -114,8 +114,9 @@ class PublishMergedOperator(SparkStepOperator):
         self.allowed.check("", self.target)
         self._folder = folder = self.own_run(context)
         request = self._request(context)
-        records.write(folder, REQUEST, request)
-        folder.delete_file(RESULT)
+        if self._resumed is None:
+            records.write(folder, REQUEST, request)
+            folder.delete_file(RESULT)
         launcher = self.open_launcher(context)
         settings = open_hook(self.source_conn_id).settings()
         self.run_app(launcher, context, folder, settings)

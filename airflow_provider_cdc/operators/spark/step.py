@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
@@ -20,23 +18,13 @@ from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestEr
 from airflow_provider_cdc.hooks import settings_with_replicas
 from airflow_provider_cdc.hooks.catalog import lake_settings
 from airflow_provider_cdc.hooks.storage import accessing_storage
-from airflow_provider_cdc.jobs.runtime.driver import done_file, error_file
+from airflow_provider_cdc.jobs.runtime.driver import done_file
 from airflow_provider_cdc.links.report import ReportLink
 from airflow_provider_cdc.operators.arguments.types import TaskArguments
 from airflow_provider_cdc.operators.base import dag_run_name, push_xcoms, same_run
-from airflow_provider_cdc.operators.release import ReleasingOperator
-from airflow_provider_cdc.operators.spark.launchers.registry import (
-    Job,
-    Phase,
-    SparkLauncher,
-    SparkRequest,
-    check_spark,
-    open_launcher,
-)
-from airflow_provider_cdc.operators.task_errors import airflow_error, failing
+from airflow_provider_cdc.operators.spark.app import SparkAppOperator
+from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.report.page import write_failure
-from airflow_provider_cdc.sinks.registry import CatalogSettings
-from airflow_provider_cdc.sources.api.source import ConnectionSettings
 
 if TYPE_CHECKING:
     from airflow.sdk import Context, XComArg
@@ -115,26 +103,11 @@ def _plain(value: Any) -> Any:
     return getattr(value, "value", value)
 
 
-QUIET = {
-    # By default, spark-submit logs at the level INFO and draws a progress bar. The task log should show only the app's
-    # own output.
-    "spark.log.level": "WARN",
-    "spark.ui.showConsoleProgress": "false",
-}
-
-
 _WORKER = ("queue", "executor", "executor_config", "run_as_user")
 """The attributes of a task that decide on which workers, and as which user, it runs."""
 
-_ENDED = (
-    "the task or its DAG run was marked or cleared, a timeout passed, or the worker was stopped: Airflow's audit log "
-    "says which. Clear the task to run it again"
-)
-END_SECONDS = 15.0
-"""The maximum number of seconds to wait until Spark's processes have ended after they were killed."""
 
-
-class SparkStepOperator(ReleasingOperator):
+class SparkStepOperator(SparkAppOperator):
     """Run one Spark app on the run's folder. Then push the results that the app recorded in this folder as XComs.
 
     XComs: ``counts``, and each of ``outputs`` under its own name.
@@ -151,11 +124,11 @@ class SparkStepOperator(ReleasingOperator):
     :param storage_conn_id: connection to the object store. Empty: the settings in the environment.
     :param shared_app_seconds: if the app has run for fewer seconds than this, it also runs the step of the next task
         (`shared_app`).
+    :param deferrable: wait for a job on a platform (a connection of type ``cdc_spark``) in the triggerer, without a
+        worker. The default is Airflow's setting ``operators.default_deferrable``.
     :param name: has no effect: the application is named after the DAG, the step and the run.
     """
 
-    step: ClassVar[str]
-    """The name of the Spark app, and of the step's record."""
     outputs: ClassVar[tuple[str, ...]] = ()
     """The names of the results of the step that are pushed as separate XComs."""
 
@@ -171,9 +144,6 @@ class SparkStepOperator(ReleasingOperator):
     operator_extra_links = (ReportLink(),)
     report_uri = ""
     """The URI of the report. It is set when the run is published, or when the step has failed."""
-    _job: tuple[SparkLauncher, Job] | None = None
-    """The job of this task, with the launcher that started it."""
-    _ended_by_airflow = False
 
     def __init__(
         self,
@@ -184,6 +154,7 @@ class SparkStepOperator(ReleasingOperator):
         conf: Mapping[str, object] | str | None = None,
         shared_app_seconds: float | str = 0.0,
         storage_conn_id: str = "",
+        deferrable: bool | None = None,
         archives: str | None = None,
         driver_class_path: str | None = None,
         driver_memory: str | None = None,
@@ -220,6 +191,9 @@ class SparkStepOperator(ReleasingOperator):
         self.conf: Any = conf
         self.shared_app_seconds = shared_app_seconds
         self.storage_conn_id = storage_conn_id
+        if deferrable is None:
+            deferrable = airflow_conf.getboolean("operators", "default_deferrable", fallback=False)
+        self.deferrable = deferrable
         self._submit_arguments = {
             "archives": archives,
             "driver_class_path": driver_class_path,
@@ -255,9 +229,10 @@ class SparkStepOperator(ReleasingOperator):
 
     def _execute(self, context: Context) -> dict[str, Any]:
         run = self.own_run(context)
-        check_not_stopped(run)
-        check_not_released(run, self.step)
-        if self._is_done(context, run):
+        if self._resumed is None:
+            check_not_stopped(run)
+            check_not_released(run, self.step)
+        if self._resumed is None and self._is_done(context, run):
             self.log.info(
                 "%s: already done in the Spark application of an earlier task; see that task's log", self.step
             )
@@ -332,57 +307,6 @@ class SparkStepOperator(ReleasingOperator):
                 raise
             self.log.warning("%s is done, but its Spark application failed in a later step: %s", self.step, error)
 
-    def open_launcher(self, context: Context) -> SparkLauncher:
-        """Return the launcher of this task's connection, after its checks.
-
-        :raises ConfigurationError: there is one problem because of which no application can start.
-        :raises PreflightError: there are several problems.
-        """
-        properties = _with_lineage({**QUIET, **(self.conf or {})}, context)
-        launcher = open_launcher(self.spark_conn_id, properties, self._submit_arguments, self.log)
-        check_spark(launcher)
-        return launcher
-
-    def run_app(
-        self,
-        launcher: SparkLauncher,
-        context: Context,
-        run: Storage,
-        settings: ConnectionSettings,
-        catalog: CatalogSettings | None = None,
-        then: Sequence[str] = (),
-    ) -> None:
-        """Run this step's app on the folder ``run``, from its submission to its end.
-
-        :param then: more arguments of the app.
-        :raises AirflowException: the app recorded why it failed. The class of the exception has the name of the error.
-        :raises SparkFailed: the application failed without such a record.
-        """
-        name = f"{context['ti'].dag_id}.{self.step}.{run.uri.rsplit('/', 1)[-1]}"
-        request = SparkRequest(
-            name=re.sub(r"[^\w.:+-]", "_", name, flags=re.ASCII),
-            step=self.step,
-            run=run,
-            arguments=then,
-            token=uuid.uuid4().hex,
-            settings=settings,
-            catalog=catalog,
-        )
-        job = launcher.submit(request)
-        self._job = launcher, job
-        if self._ended_by_airflow:
-            # The task was killed before it knew the job.
-            launcher.cancel(job)
-        state = launcher.poll(job)
-        while state.phase is Phase.RUNNING:
-            state = launcher.poll(job)
-        if state.phase is Phase.FAILED:
-            self._raise_app_error(run, error_file(self.step, job.token))
-            if self._ended_by_airflow:
-                what = "Airflow ended this task while its Spark application was running"
-                raise SparkFailed(what, where=self.step, hint=_ENDED)
-            raise SparkFailed(state.details, where=self.step, hint=state.hint)
-
     def _then(self, context: Context) -> list[str]:
         if not self.shared_app_seconds:
             return []
@@ -400,44 +324,6 @@ class SparkStepOperator(ReleasingOperator):
             self.log.info("Could not write the run's report: %s", also)
         else:
             self.log.info("Report of the failed run: %s", self.report_uri)
-
-    def _raise_app_error(self, run: Storage, record: str) -> None:
-        if not run.exists(record):
-            return
-        try:
-            failure = records.read(records.Failure, run, record)
-        except ManifestError as error:
-            # Without the app's error record, it is unknown whether a retry may help.
-            self.log.warning("Could not read the app's error record: %s", error)
-            return
-        raise airflow_error(failure.type, failure.message, terminal=failure.terminal)
-
-    def on_kill(self) -> None:
-        self._ended_by_airflow = True
-        if self._job is not None:
-            launcher, job = self._job
-            launcher.cancel(job)
-        # Release the run before any wait, because Airflow kills this process 5 s after SIGTERM.
-        self.release_when_killed()
-        if self._job is not None:
-            launcher.cancel(job, wait_seconds=END_SECONDS)
-
-
-def _with_lineage(properties: dict[str, Any], context: Context) -> dict[str, Any]:
-    """Return Spark properties, with those of OpenLineage that Airflow is configured to add to Spark jobs."""
-    if airflow_conf.getboolean("openlineage", "spark_inject_parent_job_info", fallback=False):
-        from airflow.providers.common.compat.openlineage.utils.spark import (
-            inject_parent_job_information_into_spark_properties,
-        )
-
-        properties = inject_parent_job_information_into_spark_properties(properties, context)
-    if airflow_conf.getboolean("openlineage", "spark_inject_transport_info", fallback=False):
-        from airflow.providers.common.compat.openlineage.utils.spark import (
-            inject_transport_information_into_spark_properties,
-        )
-
-        properties = inject_transport_information_into_spark_properties(properties, context)
-    return properties
 
 
 def runs_where_spark_steps_run(task: Any, context: Context) -> bool:

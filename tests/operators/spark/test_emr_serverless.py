@@ -4,6 +4,7 @@ Amazon provider; a job is a real ``spark-submit``, which shares only the S3 serv
 from __future__ import annotations
 
 import ast
+import asyncio
 import json
 import logging
 import subprocess
@@ -15,16 +16,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowException
+from airflow.sdk.exceptions import AirflowException, AirflowTaskTimeout, TaskDeferred
+from airflow.sdk.module_loading import import_string
+from airflow.triggers.base import BaseTrigger
 from pyarrow import fs
 
 from airflow_provider_cdc.core.run.results import ConsolidateResult
 from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import ConfigurationError, SparkFailed
 from airflow_provider_cdc.hooks import open_hook
@@ -42,6 +49,8 @@ from airflow_provider_cdc.operators.spark.launchers.registry import (
     open_launcher,
 )
 from airflow_provider_cdc.operators.spark.launchers.remote import RemoteLauncher
+from airflow_provider_cdc.operators.verify import VerifyOperator
+from airflow_provider_cdc.triggers import spark_job
 from harness.jobs_service import APPLICATION, JobsService, RemoteJob, jobs_service
 from harness.mysql_server import MysqlServer
 from harness.own_environment import run
@@ -306,8 +315,8 @@ class Tries:
 
     made: Remote
 
-    def submit(self, step: str = "snapshot") -> tuple[RemoteLauncher, Job]:
-        launcher: Any = open_launcher("spark", {}, log=logging.getLogger("tries"))
+    def submit(self, step: str = "snapshot", properties: dict[str, str] | None = None) -> tuple[RemoteLauncher, Job]:
+        launcher: Any = open_launcher("spark", properties or {}, log=logging.getLogger("tries"))
         settings, token = open_hook("shop").settings(), uuid.uuid4().hex
         return launcher, launcher.submit(SparkRequest("name", step, self.made.run, [], token, settings))
 
@@ -323,7 +332,7 @@ class Tries:
 def tries(made: Remote, monkeypatch: pytest.MonkeyPatch) -> Tries:
     made.service.held = True
     monkeypatch.setattr(launchers, "POLL_SECONDS", 0.0)
-    monkeypatch.setattr(launchers, "RENEW_SECONDS", 0.0)
+    monkeypatch.setattr(spark_job, "RENEW_SECONDS", 0.0)
     return Tries(made)
 
 
@@ -349,7 +358,7 @@ def test_of_two_tries_only_the_later_one_follows_and_ends_the_job(
 
 
 @pytest.mark.slow
-def test_a_run_has_at_most_one_job_that_is_not_revoked(tries: Tries) -> None:
+def test_a_run_has_at_most_one_job_that_is_not_revoked(tries: Tries, monkeypatch: pytest.MonkeyPatch) -> None:
     made, service = tries.made, tries.made.service
     # A worker that is killed before its job is started.
     service.refusals = 1000
@@ -375,6 +384,157 @@ def test_a_run_has_at_most_one_job_that_is_not_revoked(tries: Tries) -> None:
     _, fourth = tries.submit("extract_delta")
     assert tries.states == ["SCHEDULED", "CANCELLED", "SCHEDULED"]
     assert [tries.is_revoked(job) for job in (third, fourth)] == [True, False]
+    # A job that failed while no task followed it, for example because of that.
+    made.jobs[-1].state = "FAILED"
+    launcher, fifth = tries.submit("extract_delta")
+    assert tries.states == ["SCHEDULED", "CANCELLED", "FAILED", "SCHEDULED"]
+    # A service that holds a job back beyond its limit.
+    monkeypatch.setattr(spark_job, "PATIENCE_SECONDS", -1.0 - 24 * 3600)
+    ended = launcher.poll(fifth)
+    assert "has not ended at its deadline" in ended.details
+    assert (tries.states[-1], tries.is_revoked(fifth)) == ("CANCELLED", True)
+
+
+@pytest.mark.slow
+def test_a_try_that_was_taken_over_does_not_give_up_the_run(tries: Tries) -> None:
+    first: Any = tries.made.step()
+    taking = threading.Thread(target=lambda: (soon(lambda: first._job, "no job"), tries.submit()), daemon=True)
+    taking.start()
+    with pytest.raises(AirflowException, match="another try of this task follows"):
+        first.execute(CONTEXT)
+    taking.join()
+    # As if this was the last try that Airflow allows.
+    context: Any = {**CONTEXT, "ti": SimpleNamespace(**vars(CONTEXT["ti"]), task=first)}
+    for callback in first.on_failure_callback:
+        callback(context)
+    first.on_kill()
+    assert tries.states == ["SCHEDULED"]
+    assert not tries.is_revoked(first._job[1])
+
+
+@pytest.mark.slow
+def test_the_key_of_the_lineage_server_is_in_no_job(tries: Tries) -> None:
+    openlineage = {"transport.type": "http", "transport.auth.apiKey": "s3cret-key", "parentRunId": "run"}
+    properties = {f"spark.openlineage.{name}": value for name, value in openlineage.items()}
+    tries.submit(properties=properties)
+    request = json.dumps(tries.made.jobs[0].request)
+    assert "s3cret-key" not in request
+    assert "transport" not in request
+    assert "spark.openlineage.parentRunId=run" in request
+
+
+def driver_of(job: RemoteJob, run: Storage) -> None:
+    """What a driver does first."""
+    arguments = job.request["jobDriver"]["sparkSubmit"]["entryPointArguments"]
+    values = dict(pairwise(arguments))
+    remote.request_settings(run, values["--token"], values["--nonce"])
+
+
+def stored(trigger: BaseTrigger) -> Any:
+    """The trigger as the triggerer gets it from Airflow's database."""
+    path, arguments = trigger.serialize()
+    return import_string(path)(**json.loads(json.dumps(arguments)))
+
+
+def event_of(trigger: Any) -> Any:
+    async def first() -> Any:
+        return (await anext(aiter(trigger.run()))).payload
+
+    return json.loads(json.dumps(asyncio.run(asyncio.wait_for(first(), SECONDS))))
+
+
+def executed(make: Callable[[], Any]) -> Any:
+    """The result of a task that is deferred."""
+    with pytest.raises(TaskDeferred) as deferred:
+        make().execute(CONTEXT)
+    event = event_of(stored(deferred.value.trigger))
+    return getattr(make(), deferred.value.method_name)(CONTEXT, event=event)
+
+
+@pytest.mark.long
+def test_deferred_tasks_have_the_results_of_their_jobs(made: Remote) -> None:
+    target = made.run.uri.partition("/_runs/")[0]
+    for kind in (SnapshotOperator, ExtractDeltaOperator, ConsolidateOperator):
+        result = executed(lambda kind=kind: made.step(kind, deferrable=True))  # type: ignore[misc]
+        shown = records.encode(Run.load(made.run).steps[kind.step])
+        assert result["counts"].items() <= shown.items()
+    (copy,) = result["published"].values()
+    assert published_counts(copy)[1] == made.expected
+    arguments: Any = {"source_conn_id": "shop", "spark_conn_id": "spark", "target": target, "deferrable": True}
+    # This task writes the request of its app before it is deferred, and not when it goes on.
+    verified = executed(lambda: VerifyOperator(task_id="v", what="files", tables=[*result["published"]], **arguments))
+    assert verified["outcomes"] == dict.fromkeys(result["published"], "same")
+    assert [job.state for job in made.jobs] == ["SUCCESS"] * 4
+
+
+@pytest.mark.slow
+def test_a_deferred_task_goes_on_when_its_job_has_ended_or_a_program_asks_for_settings(
+    tries: Tries, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made, run = tries.made, tries.made.run
+    monkeypatch.setattr(spark_job, "POLL_SECONDS", 0.0)
+    driver = threading.Thread(
+        target=lambda: driver_of(soon(lambda: made.jobs, "no job was started")[0], run), daemon=True
+    )
+    driver.start()
+    limited: Any = {**CONTEXT, "ti": SimpleNamespace(**vars(CONTEXT["ti"]), start_date=datetime.now(UTC))}
+    with pytest.raises(TaskDeferred) as deferred:
+        made.step(deferrable=True, execution_timeout=timedelta(seconds=9000)).execute(limited)
+    driver.join()
+    (job,) = made.jobs
+    token = job.request["clientToken"]
+    assert made.password not in json.dumps(deferred.value.trigger.serialize())
+    assert deferred.value.timeout is None, "Airflow would fail the task, and nobody would end the job"
+
+    def resumed(event: Any) -> Any:
+        return getattr(made.step(deferrable=True), deferred.value.method_name)(CONTEXT, event=event)
+
+    # A short outage of the service. The library itself repeats a request several times.
+    made.service.refusals = 8
+    run.write_json(remote.log_file(token, 0), ["the first part"])
+
+    def renewals() -> int:
+        return records.read(remote.Follower, run, remote.follower_file(token)).renewals
+
+    # The trigger is stopped, and Airflow does not say that the task is over: the triggerer may only be restarted.
+    async def stopped() -> None:
+        following = asyncio.ensure_future(anext(aiter(stored(deferred.value.trigger).run())))
+        while made.service.refusals:
+            await asyncio.sleep(0.05)
+        before = renewals()
+        while renewals() < before + 2:
+            await asyncio.sleep(0.05)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(stopped(), SECONDS))
+    assert capfd.readouterr().out.count("the first part") == 1
+    # The time limit.
+    late = stored(deferred.value.trigger)
+    late.until = 0.0
+    event = event_of(late)
+    task = made.step(deferrable=True)
+    with pytest.raises(AirflowTaskTimeout):
+        task.resume(CONTEXT, event=event)
+    assert task._job is not None, "Airflow then kills the task, which ends the job"
+    # A thief asks for the settings, after the answer was removed.
+    run.delete_file(remote.settings_file(token))
+    run.write_json(remote.request_file(token), {"key": "", "proof": "guessed"})
+    event = event_of(stored(deferred.value.trigger))
+    with pytest.raises(AirflowException, match="a program that is not the driver asks"):
+        resumed(event)
+    # The end of the job. The parts of the output that the trigger has logged are not logged again.
+    run.write_json(remote.log_file(token, 1), ["the last part"])
+    job.state, job.details = "FAILED", "out of memory"
+    event = event_of(stored(deferred.value.trigger))
+    with pytest.raises(AirflowException, match="out of memory"):
+        resumed(event)
+    assert capfd.readouterr().out.count("the last part") == 1
+    # Another try follows the job meanwhile.
+    records.write(run, remote.follower_file(token), remote.Follower("another"))
+    event = event_of(stored(deferred.value.trigger))
+    with pytest.raises(AirflowException, match="another try of this task follows"):
+        resumed(event)
 
 
 @pytest.mark.slow
@@ -408,14 +568,21 @@ def test_only_a_refusal_that_lasts_fails_the_checks_for_good(made: Remote, monke
         check_spark(open_launcher("spark", {}))
 
 
-def test_a_driver_ends_if_nobody_follows_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_driver_ends_if_nobody_follows_it(tmp_path: Path, is_read: bool) -> None:
     program = f"""
-import time
+import os, time
+from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.jobs.runtime import remote
 remote.POLL_SECONDS, remote.FOLLOWED_SECONDS = 0.01, 0.1
 run = Storage({tmp_path.as_uri()!r})
 run.write_json(remote.follower_file("t"), {{"token": "x", "renewals": 0}})
+if not {is_read}:
+    # The reader of the output has ended.
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer, 1)
 remote.watch(run, "t", int(time.time()) + 1000, remote.Output("t"))
 time.sleep(1000)
 """
@@ -424,7 +591,7 @@ time.sleep(1000)
     )
     assert (ended.returncode, ended.stdout) == (
         remote.REVOKED,
-        "this driver ends, because no task of Airflow has followed it for 0 s\n",
+        "this driver ends, because no task of Airflow has followed it for 0 s\n" if is_read else "",
     )
 
 

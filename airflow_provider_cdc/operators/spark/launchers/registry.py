@@ -11,7 +11,7 @@ from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHo
 
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
-from airflow_provider_cdc.hooks.platforms import JobState
+from airflow_provider_cdc.hooks.platforms import FollowedJob, JobState
 from airflow_provider_cdc.hooks.platforms import Phase as Phase
 from airflow_provider_cdc.sinks.registry import CatalogSettings
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
@@ -72,6 +72,12 @@ class SparkLauncher(Protocol):
     def submit(self, request: SparkRequest) -> Job:
         """Start an application, or find the one that an earlier try has started and that still runs."""
 
+    def resume(self, request: SparkRequest, followed: FollowedJob) -> Job:
+        """Follow a job again that a trigger has followed (`to_defer`)."""
+
+    def to_defer(self, job: Job) -> FollowedJob | None:
+        """Return a job that a trigger can follow from now on. None: this process has to follow it."""
+
     def poll(self, job: Job) -> JobState:
         """Return the state of a job, after waiting for a change. Pass the new output of the job to the log."""
 
@@ -80,6 +86,9 @@ class SparkLauncher(Protocol):
 
         :param wait_seconds: the maximum number of seconds to wait until the job has ended.
         """
+
+    def is_taken_over(self, job: Job) -> bool:
+        """Return whether `poll` or `cancel` has seen that another try of the task follows the job."""
 
 
 def open_launcher(

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,45 +27,43 @@ from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, Problem, SparkFailed
-from airflow_provider_cdc.hooks.platforms import JobGoneError, JobSpec, JobState, Phase, Platform
+from airflow_provider_cdc.hooks.platforms import FollowedJob, JobGoneError, JobSpec, JobState, Phase, Platform
 from airflow_provider_cdc.hooks.spark import open_platform
 from airflow_provider_cdc.jobs.runtime import remote
 from airflow_provider_cdc.jobs.runtime.driver import package_zip, to_argument, to_environment
 from airflow_provider_cdc.jobs.runtime.remote import FOLDER, Follower, JobId, JobRecord
-from airflow_provider_cdc.operators.spark.launchers.client.launcher import log_line, spark_app
+from airflow_provider_cdc.operators.spark.launchers.client.launcher import spark_app
 from airflow_provider_cdc.operators.spark.launchers.registry import Job, SparkRequest
+from airflow_provider_cdc.triggers.spark_job import POLL_SECONDS, JobFollower
 
 _log = logging.getLogger(__name__)
 
 RECORDS = f"{FOLDER}/jobs"
 """The folder with the records of the jobs, in their order."""
-POLL_SECONDS = 5.0
-"""How often a job is looked at, in seconds."""
-RENEW_SECONDS = 60.0
-"""How often the try that follows a job renews its record, in seconds."""
-PATIENCE_SECONDS = 900.0
-"""How long the platform may fail to answer before the task fails, in seconds."""
+_TRANSPORT = "spark.openlineage.transport."
+_SECRET = re.compile(re.escape(_TRANSPORT) + r"(?:.*\.)?(?:auth|headers|properties)\.")
+"""Properties that Airflow may add, and that have the key of the OpenLineage server."""
 
 
-@dataclass
-class _Followed:
-    """A job that this process follows.
+class _Follower(JobFollower):
+    """Follows a job, and gives its driver the settings.
 
-    :param follower: the record of this try.
-    :param renewed: when it was written.
-    :param answered: the key of the driver that has its settings from this process.
-    :param parts: the number of parts of its output that are in the log of the task.
-    :param failing_since: when the platform last answered, if it does not answer now.
+    :param variables: the settings, as environment variables.
     """
 
-    run: Storage
-    follower: Follower
-    nonce: str = field(repr=False)
-    variables: Mapping[str, str] = field(repr=False)
-    renewed: float = field(default_factory=time.monotonic)
-    answered: str = ""
-    parts: int = 0
-    failing_since: float | None = None
+    def __init__(
+        self, platform: Platform, run: Storage, job: FollowedJob, log: Any, variables: Mapping[str, str]
+    ) -> None:
+        super().__init__(lambda: platform, run, job, log)
+        self._variables = variables
+
+    def handle_request(self) -> None:
+        super().handle_request()
+        # Without a nonce, any program could ask.
+        if self.has_request and (nonce := _nonce(self._platform, self.job.id)):
+            job = self.job
+            key = remote.answer_request(self.run, job.token, nonce, self._variables, job.answered)
+            self.job = replace(job, answered=key or job.answered)
 
 
 class RemoteLauncher:
@@ -78,7 +77,14 @@ class RemoteLauncher:
         self._platform = platform
         self._properties = {name: str(value) for name, value in properties.items()}
         self._log = log
-        self._followed: dict[str, _Followed] = {}
+        if any(map(_SECRET.match, self._properties)):
+            log.warning(
+                "Spark sends no lineage: the key of the OpenLineage server would be readable in the definition of the "
+                "job. Configure the transport in %s itself, and turn off [openlineage] spark_inject_transport_info",
+                platform.kind,
+            )
+            self._properties = {name: value for name, value in self._properties.items() if _TRANSPORT not in name}
+        self._followers: dict[str, _Follower] = {}
 
     def check(self, *, here: bool = True) -> Sequence[Problem]:
         return self._platform.check(here=here)
@@ -91,27 +97,39 @@ class RemoteLauncher:
             hint = f"give a scratch or a target in {' or '.join(f'{one}://…' for one in self._platform.stores)}"
             raise ConfigurationError("the platform cannot read this folder", where=request.run.uri, hint=hint)
         # If a file of the connection cannot be read, no job is started.
-        variables = to_environment(request.settings.with_files(), request.catalog)
+        variables = _variables(request)
         with self._asking():
-            job, nonce = self._submit(request)
-        self._followed[job.id] = _Followed(request.run, Follower(request.token), nonce, variables)
-        return job
+            job = self._submit(request)
+        return self._follow(request, job, variables)
 
-    def _submit(self, request: SparkRequest) -> tuple[Job, str]:
+    def resume(self, request: SparkRequest, followed: FollowedJob) -> Job:
+        return self._follow(request, followed, _variables(request))
+
+    def to_defer(self, job: Job) -> FollowedJob | None:
+        """Return the job for a trigger, which cannot give the driver its settings. None: the driver has none yet."""
+        follower = self._followers[job.id]
+        has_settings = follower.job.answered or follower.run.exists(remote.settings_file(job.token))
+        return follower.job if has_settings else None
+
+    def _follow(self, request: SparkRequest, job: FollowedJob, variables: Mapping[str, str]) -> Job:
+        self._followers[job.id] = _Follower(self._platform, request.run, job, self._log, variables)
+        return Job(job.id, job.token)
+
+    def _submit(self, request: SparkRequest) -> FollowedJob:
         run, begun = request.run, _begun(request.run)
         last = _last_record(run)
-        if last is not None and not run.exists(_ended_file(last[1].token)):
+        if last is not None and not run.exists(remote.ended_file(last[1].token)):
             record = last[1]
             if self._goes_on(run, record, request.step, begun) and (job := _found(self._platform, run, record.token)):
                 # From now on, an earlier try does not end this job.
                 records.write(run, remote.follower_file(record.token), Follower(request.token))
-                if nonce := self._nonce(job):
+                if self._is_alive(job):
                     self._log.info("%s: continues the %s job %s", request.step, self._platform.kind, job)
-                    return Job(job, record.token), nonce
+                    return FollowedJob(run.uri, job, record.token, request.token, record.deadline)
             self._give_up(run, record)
         return self._start(request, begun, last)
 
-    def _start(self, request: SparkRequest, begun: str, last: tuple[str, JobRecord] | None) -> tuple[Job, str]:
+    def _start(self, request: SparkRequest, begun: str, last: tuple[str, JobRecord] | None) -> FollowedJob:
         run, platform, token = request.run, self._platform, request.token
         deadline = int(time.time()) + platform.limit_seconds
         record = JobRecord(platform.kind, platform.target, platform.conn_id, request.step, token, begun, deadline)
@@ -139,7 +157,7 @@ class RemoteLauncher:
             # Another try, or the release of the run, looked for the job before it existed.
             platform.cancel(job)
         self._log.info("%s: %s job %s of %s", request.step, platform.kind, job, platform.target)
-        return Job(job, token), nonce
+        return FollowedJob(run.uri, job, token, token, deadline)
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
@@ -160,12 +178,13 @@ class RemoteLauncher:
         """Let a job go on with the next steps at any time, because the start of another job takes minutes."""
         return f"--within={self._platform.limit_seconds}" if argument.startswith("--within=") else argument
 
-    def _nonce(self, job: str) -> str:
-        """Return the nonce in the arguments of a job. Empty: there is none, or no such job."""
+    def _is_alive(self, job: str) -> bool:
+        """Return whether a job runs, or has succeeded. One that has failed, for example because no task followed it,
+        would only fail this try, too."""
         try:
-            return _value(self._platform.arguments(job), "--nonce")
+            return bool(_nonce(self._platform, job)) and self._platform.state(job).phase is not Phase.FAILED
         except JobGoneError:
-            return ""
+            return False
 
     def _is_here(self, record: JobRecord) -> bool:
         return (record.launcher, record.target) == (self._platform.kind, self._platform.target)
@@ -182,88 +201,32 @@ class RemoteLauncher:
 
     def _give_up(self, run: Storage, record: JobRecord) -> None:
         # The order matters: a driver that is revoked ends, even if the platform does not end it.
-        _revoke(run, record.token)
+        remote.revoke(run, record.token)
         if self._is_here(record):
             _end(self._platform, run, record.token)
         else:
             _end_elsewhere(run, record)
 
     def poll(self, job: Job) -> JobState:
-        followed = self._followed[job.id]
         time.sleep(POLL_SECONDS)
-        self._renew(job, followed)
-        try:
-            state = self._platform.state(job.id)
-            followed.failing_since = None
-        except JobGoneError:
-            # Its driver may still run.
-            _revoke(followed.run, job.token)
-            state = JobState(Phase.FAILED, f"{self._platform.kind} no longer knows the job {job.id}", "retry the task")
-        except CdcError:
-            raise
-        except Exception as error:
-            state = self._not_answered(followed, error)
-        if state.phase is Phase.RUNNING:
-            key = remote.answer_request(followed.run, job.token, followed.nonce, followed.variables, followed.answered)
-            followed.answered = key or followed.answered
-        self._log_parts(job, followed)
-        if state.phase is not Phase.RUNNING:
-            _note_ended(followed.run, job.token)
-        return state
-
-    def _renew(self, job: Job, followed: _Followed) -> None:
-        """Keep the driver at work.
-
-        :raises SparkFailed: another try follows the job now.
-        """
-        if time.monotonic() - followed.renewed < RENEW_SECONDS:
-            return
-        if _is_taken_over(job, followed):
-            what = f"another try of this task follows the {self._platform.kind} job {job.id}"
-            raise SparkFailed(what, hint="see the log of the other try")
-        followed.follower = replace(followed.follower, renewals=followed.follower.renewals + 1)
-        followed.renewed = time.monotonic()
-        records.write(followed.run, remote.follower_file(job.token), followed.follower)
-
-    def _not_answered(self, followed: _Followed, error: Exception) -> JobState:
-        followed.failing_since = followed.failing_since or time.monotonic()
-        if time.monotonic() - followed.failing_since > PATIENCE_SECONDS:
-            what = f"{self._platform.kind} has not told the state of the job for {PATIENCE_SECONDS:.0f} s: {error}"
-            raise SparkFailed(what, hint="retry the task: it continues the job, which may still run") from error
-        self._log.warning("%s does not tell the state of the job: %s", self._platform.kind, error)
-        return JobState(Phase.RUNNING)
-
-    def _log_parts(self, job: Job, followed: _Followed) -> None:
-        while followed.run.exists(name := remote.log_file(job.token, followed.parts)):
-            followed.parts += 1
-            for line in records.read(list[str], followed.run, name):
-                log_line(line, self._log)
+        return self._followers[job.id].poll()
 
     def cancel(self, job: Job, *, wait_seconds: float = 0.0) -> None:
-        followed = self._followed[job.id]
-        try:
-            if _is_taken_over(job, followed):
-                self._log.info("Another try of this task follows the %s job %s", self._platform.kind, job.id)
-                return
-            # The driver ends even if the platform does not answer.
-            _revoke(followed.run, job.token)
-        except (CdcError, OSError) as error:
-            self._log.warning("Could not revoke the job %s: %s", job.id, error)
-        try:
-            self._platform.cancel(job.id)
-        except Exception as error:
-            self._log.warning("%s does not end the job %s: %s", self._platform.kind, job.id, error)
+        self._followers[job.id].cancel()
+
+    def is_taken_over(self, job: Job) -> bool:
+        return self._followers[job.id].taken_over
 
 
 def revoke_jobs(run: Storage) -> None:
     """Revoke the job of a run, so that its driver ends. Airflow is not asked for anything."""
-    if (last := _last_record(run)) is not None and not run.exists(_ended_file(last[1].token)):
-        _revoke(run, last[1].token)
+    if (last := _last_record(run)) is not None and not run.exists(remote.ended_file(last[1].token)):
+        remote.revoke(run, last[1].token)
 
 
 def end_jobs(run: Storage) -> None:
     """End the job of a run on its platform, if `revoke_jobs` has revoked it."""
-    if (last := _last_record(run)) is None or run.exists(_ended_file(last[1].token)):
+    if (last := _last_record(run)) is None or run.exists(remote.ended_file(last[1].token)):
         return
     if run.exists(remote.revoked_file(last[1].token)):
         _end_elsewhere(run, last[1])
@@ -282,7 +245,7 @@ def _end_elsewhere(run: Storage, record: JobRecord) -> None:
 def _end(platform: Platform, run: Storage, token: str) -> None:
     if job := _found(platform, run, token):
         platform.cancel(job)
-    _note_ended(run, token)
+    remote.note_ended(run, token)
 
 
 def _found(platform: Platform, run: Storage, token: str) -> str:
@@ -292,14 +255,6 @@ def _found(platform: Platform, run: Storage, token: str) -> str:
     if job := platform.find(token):
         records.write(run, _id_file(token), JobId(job))
     return job
-
-
-def _revoke(run: Storage, token: str) -> None:
-    run.write_json(remote.revoked_file(token), {})
-
-
-def _is_taken_over(job: Job, followed: _Followed) -> bool:
-    return records.read(Follower, followed.run, remote.follower_file(job.token)).token != followed.follower.token
 
 
 def _begun(run: Storage) -> str:
@@ -320,21 +275,13 @@ def _id_file(token: str) -> str:
     return f"{FOLDER}/{token}.id.json"
 
 
-def _ended_file(token: str) -> str:
-    return f"{FOLDER}/{token}.ended.json"
-
-
-def _note_ended(run: Storage, token: str) -> None:
-    run.write_json(_ended_file(token), {})
-    # A driver that ended before it read them left them.
-    run.delete_file(remote.request_file(token))
-    run.delete_file(remote.settings_file(token))
-
-
-def _value(arguments: Sequence[str], name: str) -> str:
-    """Return the value of an argument; empty: it is not there."""
-    found = [value for argument, value in pairwise(arguments) if argument == name]
-    return found[0] if found else ""
+def _nonce(platform: Platform, job: str) -> str:
+    """Return the nonce in the arguments of a job. Empty: there is none, or no such job."""
+    try:
+        arguments = platform.arguments(job)
+    except JobGoneError:
+        return ""
+    return next((value for argument, value in pairwise(arguments) if argument == "--nonce"), "")
 
 
 def _upload_code(run: Storage, step: str) -> Storage:
@@ -347,3 +294,7 @@ def _upload_code(run: Storage, step: str) -> Storage:
     code.write_bytes(f"{step}.py", app)
     code.write_bytes("airflow_provider_cdc.zip", package)
     return code
+
+
+def _variables(request: SparkRequest) -> Mapping[str, str]:
+    return to_environment(request.settings.with_files(), request.catalog)
