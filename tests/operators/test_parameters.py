@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc import Lake, Read
+from airflow_provider_cdc.core.options.arguments import declared
 from airflow_provider_cdc.core.options.lake import MergeOptions
 from airflow_provider_cdc.core.options.run import LimitOptions, LockPolicy, StepOptions, TableOptions, checked
+from airflow_provider_cdc.core.positions.kinds import KINDS
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError
+from airflow_provider_cdc.operators.arguments.options import check_kind
 from airflow_provider_cdc.operators.preflight import PreflightOperator
 
 RIGHT: dict[str, Any] = {
@@ -165,6 +168,14 @@ def test_each_value_arrives_where_it_is_used() -> None:
     steps = StepOptions(1, 0, limits=limits, lock=lock, merging=merging, keep_slot=True, read_conn_ids=["replica"])
     assert found.steps == steps
     assert found.spark_conf == {"spark.x": "1"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_kind_of_source_refuses_the_defaults(kind: str) -> None:
+    """A form sends the default of each option, also of those for another kind of source."""
+    defaults = {one.argument: one.default for one in declared() if not one.required}
+    given = {"source_conn_id": "source", "tables": ["shop.orders"], "target": "file:///lake"}
+    check_kind(checked({**RIGHT, **defaults, **given}), kind)
 
 
 def test_a_partition_key_that_became_a_number_when_it_was_rendered_is_text_again() -> None:

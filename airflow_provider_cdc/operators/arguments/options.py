@@ -245,7 +245,7 @@ def check_kind(options: RunOptions, kind: str) -> None:
             "leave it at its default",
         )
         for option in declared()
-        if not option.fits(kind) and values[option.name] != option.default
+        if not option.fits(kind) and values[option.name] != option.accepts.plain(option.default)
     ]
     if problems:
         raise PreflightError(problems)
