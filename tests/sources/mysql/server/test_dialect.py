@@ -96,7 +96,9 @@ def _variables_read(module: ast.Module) -> Iterator[str]:
         if isinstance(call, ast.Call) and ast.unparse(call.func).split(".")[-1] == "variables":
             for part in (part for argument in call.args for part in ast.walk(argument)):
                 named = assigned.get(part.id) if isinstance(part, ast.Name) else part
-                for one in ast.walk(named) if named is not None else ():
+                # The keys of a dictionary are variables, and its values what they mean.
+                texts = named.keys if isinstance(named, ast.Dict) else [named]
+                for one in (one for text in texts if text is not None for one in ast.walk(text)):
                     if isinstance(one, ast.Constant) and isinstance(one.value, str):
                         yield one.value
 
