@@ -155,6 +155,7 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_provider_cdc.triggers.position",
                     "airflow_provider_cdc.triggers.published",
                     "airflow_provider_cdc.triggers.runway",
+                    "airflow_provider_cdc.triggers.spark_job",
                 ],
             }
         ],

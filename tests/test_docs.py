@@ -150,6 +150,7 @@ FLAT = re.compile(rf"(?<![\w.{{(])({'|'.join(name for name in MOVED if '_' in na
 FLAT_IN_CODE = re.compile(rf"`({'|'.join(name for name in MOVED if name != 'changes')})`")
 
 
+@pytest.mark.slow
 def test_messages_name_the_place_where_the_author_of_a_dag_sets_an_option() -> None:
     """An author who reads `on_table_error` in a hint would look for an argument of this name."""
     found = list[str]()
@@ -249,6 +250,7 @@ def _names_in_the_package() -> set[str]:
     return names
 
 
+@pytest.mark.slow
 def test_every_condition_of_the_designs_names_the_place_that_enforces_it() -> None:
     places = {name: cell for page in DESIGNS for name, cell in _held_by(page).items()}
     named = {name: re.findall(r"`([A-Za-z_][\w.]*)`", cell) for name, cell in places.items()}
@@ -259,6 +261,7 @@ def test_every_condition_of_the_designs_names_the_place_that_enforces_it() -> No
     assert unknown == {}
 
 
+@pytest.mark.slow
 def test_every_condition_of_the_designs_names_tests_that_exist() -> None:
     conditions = {name: tests for page in DESIGNS for name, tests in _conditions(page).items()}
     assert len(conditions) >= CONDITIONS

@@ -15,6 +15,7 @@ AIRFLOW = (
 SOURCES = ["hooks.mysql", "hooks.postgres"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("modules", "libraries"),
     [(AIRFLOW, {"numba", "pyarrow", "pyiceberg", "pyspark"}), (SOURCES, {"numba", "pyiceberg", "pyspark"})],

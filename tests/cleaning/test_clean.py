@@ -380,6 +380,7 @@ def test_a_clean_up_that_is_killed_anywhere_is_completed_by_the_next_one(target:
     assert number > 15
 
 
+@pytest.mark.slow
 def test_two_cleaners_at_once_remove_the_same(target: Target) -> None:
     target.night(9)
     for number in range(1, 5):

@@ -99,6 +99,7 @@ def test_files_without_rows_stay_as_long_as_a_copy_needs_them(target: Target, wi
     assert [seen(last, name) for name in NAMES] == target.source.history.state(25)
 
 
+@pytest.mark.slow
 def test_manifests_of_rejected_commits_go(target: Target) -> None:
     target.night(1, format="iceberg")
     rejected: list[str] = []
@@ -144,6 +145,7 @@ def test_files_stay_if_the_runs_of_the_table_are_in_another_scratch(target: Targ
     assert theirs.exists()
 
 
+@pytest.mark.slow
 def test_a_committed_run_stays_and_can_be_completed(target: Target) -> None:
     def dies(commit: Any, table: str) -> Any:
         if table == NAMES[1]:

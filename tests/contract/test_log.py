@@ -130,6 +130,7 @@ def _nonzero(counts: Counter[bytes]) -> dict[bytes, int]:
     return {key: count for key, count in counts.items() if count}
 
 
+@pytest.mark.slow
 def test_the_before_of_every_touched_key_is_what_was_read(db: Database, begin: Begin) -> None:
     """Each history is a transaction, and has tables of its own."""
     tables = [f"{table}_{_suffix(history)}" for history in HISTORIES for table in ("orders", "items", "visits")]

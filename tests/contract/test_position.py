@@ -142,6 +142,7 @@ class TestAnotherServerOrAnotherLog:
         run.release()
         second_server.execute("DROP TABLE stock")
 
+    @pytest.mark.slow
     def test_of_another_server_stops_the_run(self, stock: Database, begin: Begin, away: Begun) -> None:
         here = begin("stock")
         here.source.check_identity(here.identity, here.position)

@@ -90,6 +90,7 @@ def published_of(db: Database, run: Pipeline) -> dict[str, Counter[Row]]:
     return {name: published_counts(uris[str(db.name(name))])[1] for name in TABLES}
 
 
+@pytest.mark.slow
 def test_every_table_is_published_as_it_was_at_the_initial_position_although_each_step_runs_twice(
     bank: Database, run: Pipeline, tmp_path: Path
 ) -> None:
@@ -159,6 +160,7 @@ def test_a_snapshot_that_failed_goes_on_from_the_same_position(
     assert published_of(bank, run) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["null", "string"])
 def test_values_that_arrow_cannot_hold_are_published_as_asked_for_and_counted(
     db: Database, spark: SparkSession, tmp_path: Path, policy: str
@@ -279,6 +281,7 @@ def test_a_run_whose_records_are_gone_puts_no_file_beside_those_of_its_copy(
         assert published_counts(uri) == expected
 
 
+@pytest.mark.slow
 def test_a_file_that_was_cut_short_is_not_published(bank: Database, run: Pipeline, tmp_path: Path) -> None:
     """A file of a table that the window does not touch, so that nothing else would open it."""
     run.record()

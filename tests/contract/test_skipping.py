@@ -55,6 +55,7 @@ def prepare(db: Database, hazard: Hazard) -> str:
     return table
 
 
+@pytest.mark.slow
 def test_tables_are_left_out_with_their_reasons_and_the_others_are_exact(
     db: Database, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -123,6 +123,7 @@ def copied(
     return Copied(first, lake, argv, dag_runner.home, before, after)
 
 
+@pytest.mark.slow
 def test_every_task_succeeds_at_once(copied: Copied) -> None:
     assert copied.first.states == dict.fromkeys(STEPS, "success"), copied.first.log[-8000:]
     assert copied.first.tries == dict.fromkeys(STEPS, 1)

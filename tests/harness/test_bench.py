@@ -149,6 +149,7 @@ def test_a_bench_writes_what_it_found(
     assert not list(data.glob("work-*")), "a bench left files behind"
 
 
+@pytest.mark.slow
 def test_an_unknown_peer_is_refused_before_any_server_starts(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "harness.bench", "snapshot", "--peers=drain,abacus", f"--data={tmp_path}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -93,6 +93,7 @@ time.sleep(60)
         os.kill(pid, 0)
 
 
+@pytest.mark.slow
 def test_a_detached_server_is_found_again(tmp_path: Path) -> None:
     started = PostgresServer.start(tmp_path, detached=True)
     try:

@@ -24,6 +24,7 @@ def make_source(seed: int, length: int = 60) -> tuple[HistorySource, int]:
     return source, rng.randrange(length // 3, length)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", seeds(0))
 def test_random_histories(here: MakeRunner, block: int) -> None:
     for seed in range(block * 10, block * 10 + 6):
@@ -33,6 +34,7 @@ def test_random_histories(here: MakeRunner, block: int) -> None:
         assert runner.published() == runner.expected(), f"seed {seed}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(1))
 def test_random_histories_on_spark(on_spark: MakeRunner, seed: int) -> None:
     source, initial = make_source(seed, 150)
@@ -41,6 +43,7 @@ def test_random_histories_on_spark(on_spark: MakeRunner, seed: int) -> None:
     assert runner.published() == runner.expected()
 
 
+@pytest.mark.slow
 def test_tasks_that_run_twice_change_nothing(here: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with speculation: the other try reads after the bound, and leaves the last record of its part."""
 

@@ -184,6 +184,7 @@ def test_a_step_whose_forerunner_is_not_finished_is_refused(here: MakeRunner, so
         publish()
 
 
+@pytest.mark.slow
 def test_a_slow_try_of_a_step_does_not_replace_what_a_quick_one_found(
     here: MakeRunner, source: HistorySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +207,7 @@ def test_a_slow_try_of_a_step_does_not_replace_what_a_quick_one_found(
     assert runner.published() == runner.expected()
 
 
+@pytest.mark.slow
 def test_a_failure_to_clean_up_is_no_failure(
     here: MakeRunner, source: HistorySource, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

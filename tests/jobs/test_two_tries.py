@@ -121,6 +121,7 @@ def test_a_step_that_wakes_up_beside_later_ones(
     check(runner)
 
 
+@pytest.mark.slow
 def test_an_error_does_not_matter_if_another_try_has_committed(
     here: MakeRunner, source: HistorySource, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,6 +152,7 @@ def test_an_error_does_not_matter_if_another_try_has_committed(
         other.steps()[PUBLISH]()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(0, 1, 2))
 def test_a_try_of_a_beginning_that_was_given_up_never_publishes(
     seed: int, here: MakeRunner, source: HistorySource, monkeypatch: pytest.MonkeyPatch

@@ -146,6 +146,7 @@ def test_what_others_keep_stays(
     assert kept(postgres, source) == (1, 1)
 
 
+@pytest.mark.slow
 def test_each_source_of_a_mapped_group_has_its_own(
     postgres: PostgresServer, source: PostgresSource, begin: Begin, preflight: Preflight
 ) -> None:
@@ -155,6 +156,7 @@ def test_each_source_of_a_mapped_group_has_its_own(
     assert kept(postgres, source) == (1, 1)
 
 
+@pytest.mark.slow
 def test_a_dag_run_that_was_deleted_keeps_no_other_from_being_released(
     postgres: PostgresServer, source: PostgresSource, begin: Begin, preflight: Preflight
 ) -> None:

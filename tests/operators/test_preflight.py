@@ -58,6 +58,7 @@ def shop(mysql: MysqlServer, schema: str, monkeypatch: pytest.MonkeyPatch) -> st
     return schema
 
 
+@pytest.mark.slow
 def test_two_sources_and_one_target_are_refused_unless_the_target_tells_them_apart(
     postgres: PostgresServer, database: str, shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +146,7 @@ def test_what_the_author_does_not_allow_is_not_touched(tmp_path: Path, arguments
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_what_the_author_allows_is_taken(shop: str, tmp_path: Path) -> None:
     lake = (tmp_path / "lake").as_uri()
     tables = [f"{shop}.accounts"]
@@ -390,6 +392,7 @@ def test_what_failed_runs_left_is_named_once_they_are_old(tmp_path: Path, caplog
     assert [found.folders for found in find_leftovers(lake.folder("_runs"))] == [(f"{lake.uri}/_runs/{RUN}",)]
 
 
+@pytest.mark.slow
 def test_what_is_rolled_forward_and_why_not_is_in_the_plan(
     shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -467,6 +470,7 @@ def test_a_plan_goes_by_how_fast_the_last_run_was(shop: str, mysql: MysqlServer,
     assert "time: about 9 s" in told
 
 
+@pytest.mark.slow
 def test_a_plan_tells_how_long_the_snapshot_is_that_rows_are_read_again_in(
     postgres: PostgresServer,
     database: str,

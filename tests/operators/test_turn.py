@@ -102,6 +102,7 @@ def test_a_second_run_is_refused_until_the_first_one_has_ended(airflow: Deployme
         airflow.preflight("fourth", concurrent_runs="refuse")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("why", ["published", "failed", "a task failed"])
 def test_a_second_run_waits_until_the_first_one_has_ended(
     airflow: Deployment, why: str, monkeypatch: pytest.MonkeyPatch
@@ -163,6 +164,7 @@ def test_a_wait_has_an_end(airflow: Deployment) -> None:
     assert [folder.read_json(name)["over"] for name in folder.files()] == [True]
 
 
+@pytest.mark.slow
 def test_a_run_does_not_wait_for_a_group_that_comes_after_it_in_the_cleared_dag_run(
     airflow: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +190,7 @@ def test_a_run_does_not_wait_for_a_group_that_comes_after_it_in_the_cleared_dag_
         airflow.preflight("another", concurrent_runs="refuse")
 
 
+@pytest.mark.slow
 def test_a_run_waits_in_the_triggerer_if_airflow_defers_by_default(
     airflow: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,6 +111,7 @@ def test_no_copy_can_be_seen_before_its_changes(lake: Lake, first: Publication) 
     assert number > 8
 
 
+@pytest.mark.slow
 def test_several_tries_may_publish_the_same_changes_at_the_same_time(lake: Lake, first: Publication) -> None:
     publication = stage(lake, 5, first)
     with ThreadPoolExecutor(4) as tries:
@@ -136,6 +137,7 @@ def test_changes_that_are_damaged_are_published_by_no_call(lake: Lake, first: Pu
         assert told(lake, publication, LINES) is None
 
 
+@pytest.mark.slow
 def test_changes_go_with_their_copy_and_take_nothing_from_others(lake: Lake, first: Publication) -> None:
     second = stage(lake, 5, first)
     third = stage(lake, 7, second, 4)

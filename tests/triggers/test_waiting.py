@@ -314,6 +314,7 @@ def test_a_position_that_cannot_be_compared_ends_the_waiting(lake: Lake) -> None
     assert "published_after: it is not a time" in failure["message"]
 
 
+@pytest.mark.slow
 def test_all_that_is_wanted_has_to_hold() -> None:
     for wanted in (
         WantedCopy(position="soon"),

@@ -82,6 +82,7 @@ def test_links_to_pictures_and_links_that_are_absolute_lead_where_they_should() 
     )
 
 
+@pytest.mark.slow
 def test_airflow_finds_the_provider_in_the_wheel(python: Path) -> None:
     script = (
         "import importlib.metadata as m\n"

@@ -154,6 +154,7 @@ def test_rows_that_were_read_are_carried_over_schema_changes(
         assert Counter(map(tuple, copied)) == rows, table
 
 
+@pytest.mark.slow
 def test_a_read_is_carried_only_between_its_end_and_the_new_position(
     mysql: MysqlServer, spark: SparkSession, tables: str, tmp_path: Path
 ) -> None:

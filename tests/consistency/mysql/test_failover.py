@@ -147,6 +147,7 @@ def fleet(spark: SparkSession, tmp_path: Path) -> Iterator[Fleet]:
         yield fleet
 
 
+@pytest.mark.slow
 @SLOW
 def test_a_planned_switch_keeps_the_nights_going(fleet: Fleet) -> None:
     replica = fleet.replica("b")
@@ -160,6 +161,7 @@ def test_a_planned_switch_keeps_the_nights_going(fleet: Fleet) -> None:
     fleet.next_night(forward=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lost", [pytest.param("before the copy", marks=SLOW), pytest.param("after the copy", marks=LONG)]
 )
@@ -213,6 +215,7 @@ def test_a_blue_green_upgrade(fleet: Fleet) -> None:
     fleet.next_night(forward=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "when",
     [
@@ -259,6 +262,7 @@ def test_errant_transactions(when: str, fleet: Fleet) -> None:
         fleet.next_night(forward=False, because=because)
 
 
+@pytest.mark.slow
 @SLOW
 def test_a_restored_backup_whose_server_gave_the_same_gtids_again(fleet: Fleet) -> None:
     """The replica of a restored backup has all GTIDs of the copy, but they are other transactions."""
@@ -350,6 +354,7 @@ def test_the_changes_of_a_night_are_refused_if_another_server_does_not_continue_
         run.record()
 
 
+@pytest.mark.slow
 @SLOW
 def test_a_run_on_the_old_server_does_not_replace_copies_of_the_new_one(fleet: Fleet) -> None:
     """Both servers accept writes, so neither copy follows the other."""
@@ -367,6 +372,7 @@ def test_a_run_on_the_old_server_does_not_replace_copies_of_the_new_one(fleet: F
         run.finish()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("refresh", "lost"),
     [

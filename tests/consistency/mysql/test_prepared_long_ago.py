@@ -63,6 +63,7 @@ def test_what_was_prepared_files_ago_and_committed_meanwhile_is_rewound(
     assert sorted(rows) == [(1, 12), (2, 20), (3, 30)]
 
 
+@pytest.mark.slow
 def test_a_log_that_does_not_reach_back_to_the_preparation_stops_the_run(
     mysql_long_ago: MysqlServer, run: Pipeline
 ) -> None:

@@ -19,6 +19,7 @@ from tests.consistency.writing import Writing
 from tests.seeds import seeds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(0))
 def test_no_row_differs_from_the_initial_position(
     seed: int, mysql: MysqlServer, mysql_oracle: MysqlServer, spark: SparkSession, schema: str, tmp_path: Path

@@ -140,6 +140,7 @@ def fleet(spark: SparkSession, tmp_path: Path) -> Iterator[Replicated]:
         yield fleet
 
 
+@pytest.mark.slow
 @SLOW
 def test_reads_wait_for_a_lagging_replica_and_changes_that_it_shows_are_undone(fleet: Replicated) -> None:
     """The replica stops before the position is fixed. It has later changes, too, when the tables are read."""
@@ -237,6 +238,7 @@ def test_a_replica_that_crashes_before_it_is_read(flushes: int, fleet: Replicate
 ERRANT = "UPDATE stock SET note = 'errant' WHERE id = 300"
 
 
+@pytest.mark.slow
 @SLOW
 def test_what_is_done_on_the_replica_after_preflight(fleet: Replicated) -> None:
     """Each is undone afterwards, as far as that is possible."""
@@ -281,6 +283,7 @@ def test_what_is_done_on_the_replica_after_preflight(fleet: Replicated) -> None:
         begun.snapshot()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "gtid", [pytest.param("own", marks=LONG), pytest.param("source", marks=LONG), pytest.param("skipped", marks=SLOW)]
 )
@@ -417,6 +420,7 @@ def test_stored_columns_that_the_replica_computes_by_its_own_settings(fleet: Rep
     assert fleet.end(run, expected)
 
 
+@pytest.mark.slow
 @SLOW
 def test_preflight_refuses_servers_whose_rows_may_differ(fleet: Replicated, monkeypatch: pytest.MonkeyPatch) -> None:
     """All reasons, one after the other, each undone afterwards."""

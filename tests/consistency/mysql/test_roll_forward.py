@@ -26,6 +26,7 @@ from tests.seeds import chain_length, seeds
 NIGHTS = chain_length(2)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120 * (NIGHTS + 1))
 @pytest.mark.parametrize("seed", seeds(0))
 def test_no_row_differs_after_any_night(

@@ -222,6 +222,7 @@ def test_anonymous_transactions_between_preflight_and_the_position_stop_the_run(
     assert "trigger a new run" in purged.value.hint, "the run keeps its plan, so no task of it can be cleared"
 
 
+@pytest.mark.slow
 def test_a_change_behind_the_log_stops_the_run(nights: Nights) -> None:
     """Also over a schema change: the row of the copy and the old row in the log become rows of the present table."""
     nights.do("CREATE TABLE stock (id INT PRIMARY KEY, left_over INT)", "INSERT INTO stock VALUES (1, 10), (2, 20)")

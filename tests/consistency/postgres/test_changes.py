@@ -168,6 +168,7 @@ def test_every_change_is_told_in_the_order_of_the_commits_with_its_time(nights: 
         assert one["commit_time"] == when, one
 
 
+@pytest.mark.slow
 def test_rows_that_move_between_partitions_are_told_as_they_are_logged(nights: Nights) -> None:
     nights.do(
         "CREATE TABLE tree (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",

@@ -284,6 +284,7 @@ def test_what_changes_no_row_does_not_stop_the_run(shop: PostgresDatabase, when:
     copied(shop, when, acting(shop, ";".join(HARMLESS.values())))
 
 
+@pytest.mark.slow
 @WHEN
 def test_a_new_partition_takes_every_change_while_it_has_no_identity(shop: PostgresDatabase, when: str) -> None:
     copied(shop, when, acting(shop, HARMLESS["a new partition without an identity"]))

@@ -79,6 +79,7 @@ def test_between_the_reads_and_their_log_it_stops_the_run(stock: Nights, tmp_pat
     assert rows(again.finish()) == [(1, 0), (2, 7), (3, 0)]
 
 
+@pytest.mark.slow
 def test_a_restart_between_the_reads_and_their_log_stops_nothing(stock: Nights, tmp_path: Path) -> None:
     run, _ = read(stock, tmp_path)
     stock.server.restart()

@@ -119,6 +119,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", PAIRS)
 def test_a_planned_switch_keeps_the_nights_going(version: int, spark: SparkSession, tmp_path: Path) -> None:
     with pair_of(version, spark, tmp_path) as pair:
@@ -132,6 +133,7 @@ def test_a_planned_switch_keeps_the_nights_going(version: int, spark: SparkSessi
         pair.next_night(forward=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", PAIRS)
 @pytest.mark.parametrize("lost", ["the whole night", "all since its position"])
 def test_a_lost_tail(lost: str, version: int, spark: SparkSession, tmp_path: Path) -> None:

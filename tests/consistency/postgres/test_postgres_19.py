@@ -155,6 +155,7 @@ def test_while_the_application_writes(shop: PostgresDatabase, when: str, stateme
         ddl.copied(shop, when, ddl.acting(shop, statement))
 
 
+@pytest.mark.slow
 @ddl.WHEN
 def test_of_a_table_that_is_not_copied(shop: PostgresDatabase, when: str) -> None:
     """Its transient table and its own slot are not in the log of the run."""

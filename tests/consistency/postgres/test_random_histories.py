@@ -44,6 +44,7 @@ def plain(value: Any) -> Any:
     return value.astimezone(UTC).replace(tzinfo=None) if isinstance(value, datetime) and value.tzinfo else value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(0))
 @pytest.mark.parametrize("consistency", ["auto", "exported"])
 def test_no_row_differs_from_the_initial_position(

@@ -265,6 +265,7 @@ def test_a_run_that_lost_the_slot_of_earlier_reads_begins_anew(
     _check_present_rows(run, primary)
 
 
+@pytest.mark.slow
 def test_an_altered_table_without_its_filtered_column_is_left_out(
     primary: PostgresServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -207,6 +207,7 @@ def test_a_change_that_the_log_lost_stops_the_run(nights: Nights) -> None:
             run.consolidate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [{"refresh": "changes"}, {"refresh": "auto", "changes": True}])
 def test_a_time_that_cannot_be_met_is_no_reason_to_give_up_copies_or_changes(
     nights: Nights, asked: dict[str, Any]

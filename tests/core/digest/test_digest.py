@@ -118,6 +118,7 @@ def test_other_rows(rows: pa.Table, others: pa.Table) -> None:
     assert digest(rows).sum != digest(others).sum
 
 
+@pytest.mark.slow
 def test_one_bit_changes_half_of_the_bits() -> None:
     """Each of the 128 bits of a row's hash changes in about half of the cases in which one bit of a value changes."""
     chance = random.Random(1)

@@ -72,6 +72,7 @@ class Runs:
         return [other.run_id[6:8] for other in self.turns.before(self.turns.take(turn), turn)]
 
 
+@pytest.mark.slow
 def test_runs_that_share_tables_are_never_under_way_together(any_lake: Storage) -> None:
     runs, rng = Runs(any_lake), random.Random(3)
     under_way: set[str] = set()

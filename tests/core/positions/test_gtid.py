@@ -153,6 +153,7 @@ class TestText:
         assert "@@gtid_executed" in caught.value.hint
         assert len(str(caught.value)) < 500
 
+    @pytest.mark.slow
     @given(text=st.text())
     def test_garbage_raises_nothing_but_a_position_error(self, text: str) -> None:
         with contextlib.suppress(PositionError):

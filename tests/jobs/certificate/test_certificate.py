@@ -65,6 +65,7 @@ def check(night: Runner, format: str = "parquet") -> None:
             assert bool(file.keys) == bool(found.key and file.rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(0))
 def test_chains_of_nights(here: MakeRunner, seed: int) -> None:
     source, rng = make_source(seed + 400)
@@ -77,6 +78,7 @@ def test_chains_of_nights(here: MakeRunner, seed: int) -> None:
     assert derived
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(0))
 def test_chains_of_nights_with_deletes_by_position(
     here: MakeRunner, monkeypatch: pytest.MonkeyPatch, seed: int
@@ -145,6 +147,7 @@ def swapped(rows: pa.RecordBatch) -> pa.RecordBatch:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["parquet", "iceberg"])
 def test_a_fault_of_the_roll_forward_is_found(here: MakeRunner, monkeypatch: pytest.MonkeyPatch, format: str) -> None:
     """The new total is known without the files, so files with other rows are not published."""
@@ -187,6 +190,7 @@ def test_a_row_that_is_not_deleted_is_found(here: MakeRunner, monkeypatch: pytes
         night.all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["parquet", "iceberg"])
 def test_the_summary_names_all_digests_and_the_certificate_goes_with_its_copy(here: MakeRunner, format: str) -> None:
     source, _ = make_source(1)

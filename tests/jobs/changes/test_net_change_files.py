@@ -52,6 +52,7 @@ def composed(rows: pa.Table, *, forward: bool) -> pa.Table:
     )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=examples(150))
 @given(EVENTS, st.booleans(), st.sampled_from([1, 4, 1 << 30]), st.randoms(use_true_random=False))
 def test_composing_is_netting_in_any_order_of_rows(
@@ -89,6 +90,7 @@ def test_composing_is_netting_in_any_order_of_rows(
     assert len(rows) == len({(row["table"], row["key"]) for row in rows})
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=examples(150))
 @given(EVENTS, st.integers(1, 4), st.integers(1, 40), st.booleans(), st.randoms(use_true_random=False))
 def test_composing_in_portions_is_composing_at_once(

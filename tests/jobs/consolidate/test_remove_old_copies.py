@@ -118,6 +118,7 @@ def test_without_the_option_nothing_is_removed(night: Callable[..., Runner], mon
     assert copies(one) == runs(one) == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_copies_are_as_old_as_their_positions_in_the_last_history(night: Callable[..., Runner]) -> None:
     for number in (5, 6):
         night(number)
@@ -313,6 +314,7 @@ def test_a_run_that_decided_to_publish_is_never_taken_for_dead(
     assert rows_of(slow, 1) == slow.source.history.state(5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", ["left by a removal that was interrupted", "written by one that had stalled", "both"])
 def test_marks_of_copies_that_are_gone_say_nothing_of_a_run_that_is_made_again_under_their_id(
     late: str, night: Callable[..., Runner], monkeypatch: pytest.MonkeyPatch
@@ -460,6 +462,7 @@ def test_runs_that_are_published_and_remove_older_copies_at_the_same_time(
         assert rows_of(six, number) == source.history.state(5 * number)
 
 
+@pytest.mark.slow
 def test_a_copy_stays_for_as_many_days_as_are_asked_for_however_many_newer_ones_there_are(
     night: Callable[..., Runner], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,6 +146,7 @@ def test_a_file_without_touched_rows_is_adopted_and_an_emptied_one_vanishes(tmp_
     assert (emptied.adopted, emptied.written, emptied.replaced) == ((), (), 1)
 
 
+@pytest.mark.slow
 @settings(
     deadline=None,
     max_examples=examples(30),

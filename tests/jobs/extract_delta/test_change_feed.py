@@ -119,6 +119,7 @@ def test_changes_of_random_histories(night: Night, seed: int, slice_rows: int, m
             assert orders == list(range(1, len(orders) + 1))
 
 
+@pytest.mark.slow
 def test_the_feed_of_a_large_table_is_written_by_several_tasks_in_the_order_of_its_files(night: Night) -> None:
     night(1)
     runner = night(2)
@@ -182,6 +183,7 @@ def test_changes_that_join_are_found_from_any_copy_on(night: Night) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_run_of_format_5_is_a_base_and_its_feed_goes_on(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first night after the upgrade rolls the copies forward, and the changes have no gap."""
     monkeypatch.setattr(retention, "UNANNOUNCED", timedelta(0))

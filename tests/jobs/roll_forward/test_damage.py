@@ -75,6 +75,7 @@ def put_back(path: Path) -> Iterator[None]:
     path.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_not_published(runner: Runner) -> None:
     snapshot, extract, publish = runner.steps()
     snapshot()

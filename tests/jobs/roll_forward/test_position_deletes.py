@@ -109,6 +109,7 @@ def nights(here: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
     return next_night
 
 
+@pytest.mark.slow
 def test_the_table_names_the_codec_of_the_last_copy_to_other_writers(here: MakeRunner) -> None:
     source = HistorySource(History([inserted(*ROWS)]), 1)
     for number, codec in enumerate(("zstd", "snappy")):
@@ -183,6 +184,7 @@ def test_a_file_that_is_touched_every_night_has_one_delete_file_until_its_share(
     assert base not in data
 
 
+@pytest.mark.slow
 def test_a_night_that_touches_too_many_rows_at_once_writes_the_file_again(nights: Callable[..., Runner]) -> None:
     night = nights(*updated(*range(5)))
     assert night.all().files_rewritten == 1
@@ -269,6 +271,7 @@ def test_a_file_that_a_lost_run_replaced_is_put_back_with_its_deletes(
     check(night)
 
 
+@pytest.mark.slow
 def test_a_compaction_that_leaves_the_deletes_of_removed_files_loses_no_row(nights: Callable[..., Runner]) -> None:
     night = nights(*updated(0, 99))
     night.all()
@@ -297,6 +300,7 @@ def test_removed_copies_take_their_delete_files_with_them(nights: Callable[..., 
     assert {f"{folder.uri}/{name}" for name in folder.files()} == named
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lost", "later", "message"),
     [

@@ -414,6 +414,7 @@ def test_rows_that_grow_far_beyond_a_row_group_are_parted(here: MakeRunner, monk
     assert max(group.num_rows for group in groups) <= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 2000, 10**6])
 def test_of_what_a_window_changed_in_one_file_memory_holds_a_part(
     here: MakeRunner, monkeypatch: pytest.MonkeyPatch, most: int

@@ -132,6 +132,7 @@ def test_an_error_that_nobody_foresaw_stops_the_job_and_is_named_with_its_table(
     assert (tmp_path / "tries").read_text() == "x"
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_costs_its_orders_another_try_and_no_more(spark: Any, tmp_path: Path) -> None:
     def work(number: int) -> int:
         with (tmp_path / str(number)).open("a") as file:
@@ -166,6 +167,7 @@ def test_what_a_worker_cannot_unpack_is_no_matter_of_time(spark: Any) -> None:
         run_tasks(spark, "unpack", [Missing()], lambda order: order)
 
 
+@pytest.mark.slow
 def test_what_a_worker_cannot_unpack_for_want_of_a_file_is_tried_again(spark: Any, tmp_path: Path) -> None:
     class Late:
         def __reduce__(self) -> Any:
@@ -216,6 +218,7 @@ def test_what_fails_all_orders_at_once_is_given_up_early_if_the_caller_knows_wha
     assert len(list(tmp_path.iterdir())) < 30
 
 
+@pytest.mark.slow
 def test_modules_are_kept_out_of_the_garbage_collection_after_each_task_and_garbage_is_not(spark: Any) -> None:
     def work(number: int) -> tuple[int, list[int]]:
         class Ring:

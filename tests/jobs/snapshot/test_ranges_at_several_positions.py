@@ -146,6 +146,7 @@ class KilledRun(SpooledRun):
         self.finish()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("column", "spools", "options"),
     [("timestamptz", True, {}), ("bigint", False, PART), ("date", False, {})],
@@ -184,6 +185,7 @@ def test_ranges_that_a_killed_run_has_read_count_at_their_own_positions_on_mysql
     KilledRun(server, tmp_path, monkeypatch, column, spools, **options).finish_after_kills()
 
 
+@pytest.mark.slow
 def test_ranges_of_one_task_are_read_in_one_transaction(
     mysql_factory: MysqlFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +210,7 @@ def test_ranges_of_one_task_are_read_in_one_transaction(
     assert len(uppers) == 1
 
 
+@pytest.mark.slow
 def test_a_crash_undoes_the_ranges_that_were_read_before_it(
     postgres_factory: PostgresFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +225,7 @@ def test_a_crash_undoes_the_ranges_that_were_read_before_it(
     run.finish()
 
 
+@pytest.mark.slow
 def test_a_value_without_a_range_stops_the_run(
     postgres_factory: PostgresFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +269,7 @@ def test_blocks_read_at_two_positions_do_not_tell_the_rows(postgres_factory: Pos
     assert truths[0] != truths[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("unrepresentable", "divided"), [("error", True), ("string", False)])
 def test_dates_that_are_published_as_text_divide_no_table(
     mysql_factory: MysqlFactory, unrepresentable: str, divided: bool

@@ -128,6 +128,7 @@ def test_a_zombie_that_spools_beyond_the_end_of_the_reads_does_no_harm(
     run.finish()
 
 
+@pytest.mark.slow
 def test_a_gap_behind_the_chain_is_refused(run: SpooledRun) -> None:
     spooler = run.spooler()
     assert spooler.take()
@@ -158,6 +159,7 @@ def test_a_damaged_piece_is_refused_because_its_log_may_be_gone(run: SpooledRun)
         run.pipeline.extract_delta()
 
 
+@pytest.mark.slow
 def test_the_slot_follows_only_recorded_pieces(run: SpooledRun, monkeypatch: pytest.MonkeyPatch) -> None:
     server = run.server
     if isinstance(server, MysqlServer):

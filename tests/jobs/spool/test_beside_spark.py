@@ -14,6 +14,7 @@ from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
 
 
+@pytest.mark.slow
 def test_pieces_are_taken_while_spark_reads(
     spark: Any,
     mysql: MysqlServer,

@@ -22,6 +22,7 @@ from tests.consistency.postgres.test_disks_put_back import BEYOND, Disk
 from tests.jobs.spool.spooled_run import Server, SpooledRun, make_tables, purge, rotate
 
 
+@pytest.mark.slow
 def test_pieces_have_both_images_so_they_roll_forward_to_each_of_their_boundaries(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ def order(number: int) -> str:
     return f"INSERT INTO shop.orders VALUES ({10**10 + number}, 'xa')"
 
 
+@pytest.mark.slow
 def test_rows_of_a_prepare_are_kept_across_pieces(
     server: MysqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +81,7 @@ def test_what_was_prepared_before_the_run_is_looked_up_before_its_log_is_purged(
     run.finish()
 
 
+@pytest.mark.slow
 def test_a_commit_whose_rows_were_purged_before_the_first_piece_is_refused(
     server: MysqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +114,7 @@ def test_a_prepared_transaction_that_never_ends_counts_nowhere(
     server.query("XA ROLLBACK 'open'")
 
 
+@pytest.mark.slow
 def test_a_keyless_table_counts_a_prepared_transaction_by_the_place_of_its_commit(
     server: MysqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

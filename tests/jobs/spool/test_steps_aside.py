@@ -32,6 +32,7 @@ INFINITE = "INSERT INTO shop.events VALUES (7, 'x', 'infinity')"
 GONE = "DELETE FROM shop.events WHERE a = 7"
 
 
+@pytest.mark.slow
 def test_a_value_that_came_and_went_in_one_piece_does_not_matter(
     dated: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,6 +64,7 @@ def test_a_value_that_came_in_one_piece_and_went_later_ends_the_spool_only(
     run.finish()
 
 
+@pytest.mark.slow
 def test_the_spool_leaves_a_slot_to_the_exported_snapshot(
     postgres_factory: PostgresFactory,
     tmp_path: Path,

@@ -251,6 +251,7 @@ def test_iceberg_tables_with_deletes(shop: Shop) -> None:
         assert [data.name in text or "digest" in text for text in found.damaged] == [True, True]
 
 
+@pytest.mark.slow
 def test_copies_with_each_other_and_with_their_records(shop: Shop, tmp_path: Path) -> None:
     shop.fill(["orders"])
     shop.copy()

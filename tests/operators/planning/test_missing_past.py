@@ -124,6 +124,7 @@ def test_what_is_wrong_with_the_present_is_told_of_a_night_without_a_past(
     assert "past" not in str(refusal.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "why"),
     [

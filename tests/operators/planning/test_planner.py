@@ -43,6 +43,7 @@ def test_a_table_that_lost_its_old_rows_is_planned_again(
     assert "again" in said.partition("will be copied")[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "statement",
     [

@@ -133,6 +133,7 @@ def test_a_run_that_is_no_longer_kept_is_gone(service: DatabricksService) -> Non
     platform.cancel("7")
 
 
+@pytest.mark.slow
 def test_an_active_run_is_found_by_its_token_among_many(service: DatabricksService, tmp_path: Path) -> None:
     platform = open_platform("spark")
     first, *others = [platform.start(spec(tmp_path, f"token-{number}-end")) for number in range(60)]

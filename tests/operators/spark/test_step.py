@@ -216,6 +216,7 @@ def shared(run: Storage) -> tuple[Any, Any]:
     return task, {**CONTEXT, "dag": dag}
 
 
+@pytest.mark.slow
 def test_an_app_is_told_what_to_go_on_with(run: Storage) -> None:
     task, context = shared(run)
     task.execute(context)
@@ -283,6 +284,7 @@ def test_credentials_reach_the_driver_by_its_environment_alone(
     assert dict(os.environ) == before
 
 
+@pytest.mark.slow
 def test_app_gets_the_run_and_the_package_and_local_workers_our_python(run: Storage) -> None:
     operator(run, conf={"spark.executor.cores": "2", "spark.log.level": "INFO"}).execute(CONTEXT)
     argv, environment = seen(run)
@@ -332,6 +334,7 @@ def test_options_that_someone_gave_the_driver_s_jvm_have_the_last_word(
     assert environment["SPARK_SUBMIT_OPTS"].endswith(" -XX:TieredStopAtLevel=1 -XX:TieredStopAtLevel=4 -Dmine=1")
 
 
+@pytest.mark.slow
 def test_workers_of_a_cluster_keep_their_own_python(run: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SPARK", json.dumps({"conn_type": "spark", "host": "spark://m", "port": 7077}))
     operator(run).execute(CONTEXT)

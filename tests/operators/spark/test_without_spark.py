@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from harness.airflow_home import ROOT
 
 BLOCK = """
@@ -38,6 +40,7 @@ def say(code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_all_dags_are_parsed() -> None:
     said = say("""
 import pkgutil
@@ -58,6 +61,7 @@ print(*sorted(bag.dags))
     assert {*dags.split()} >= {"control", "copy_tables", "mysql_snapshot", "postgres_snapshot"}
 
 
+@pytest.mark.slow
 def test_preflight_says_what_to_install_and_asks_no_worker_that_runs_no_step() -> None:
     said = say("""
 from airflow_provider_cdc.errors import ConfigurationError

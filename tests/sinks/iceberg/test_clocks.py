@@ -53,6 +53,7 @@ def remove_first(lake: Lake, runs: list[Any]) -> None:
         lake.sink.remove(runs[0].run_id, table, change.added)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("then", [None, remove_first], ids=["publish", "remove"])
 def test_a_clock_that_is_behind_leaves_tables_that_java_reads(
     lake: Lake, then: Callable[[Lake, list[Any]], None] | None

@@ -114,6 +114,7 @@ def test_foreign_rows_are_replaced_as_a_whole_with_the_option(lake: Lake, change
     assert ids_of(iceberg_table(lake)) == [7, 7, 7]
 
 
+@pytest.mark.slow
 def test_a_foreign_append_that_was_rolled_back_is_fine(lake: Lake) -> None:
     lake.sink.publish(lake.stage(3))
     table = iceberg_table(lake)
@@ -180,6 +181,7 @@ def test_a_foreign_append_that_was_compacted_and_expired_is_found(lake: Lake, fo
     assert lake.seen() == [[5, 5, 5]] * 2
 
 
+@pytest.mark.slow
 def test_a_table_that_was_dropped_and_made_anew_is_not_the_table(lake: Lake) -> None:
     lake.sink.publish(lake.stage(3))
     publication = lake.stage(5)
@@ -199,6 +201,7 @@ def test_a_table_that_was_dropped_and_made_anew_is_not_the_table(lake: Lake) -> 
     assert told.run_id == again.run_id
 
 
+@pytest.mark.slow
 def test_columns_that_another_program_added_to_the_table_of_cuts_are_ignored(lake: Lake) -> None:
     lake.sink.publish(lake.stage(3))
     with plain_catalog(lake.storage).load_table("cdc.cdc_cuts").update_schema() as change:

@@ -160,6 +160,7 @@ def test_a_transaction_that_does_not_end_does_not_stop_a_run_if_the_catalog_has_
     assert failed == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 3])
 def test_a_cut_is_not_committed_if_the_catalog_lost_a_commit_that_it_confirmed(lake: Lake, number: int) -> None:
     first, publication = night(lake, 1), night(lake, 2)

@@ -187,6 +187,7 @@ def test_an_older_and_a_newer_run_at_once(lake: Lake, groups: tuple[str, str]) -
     assert cut_numbers(lake, older.run_id) != cut_numbers(lake, newer.run_id)
 
 
+@pytest.mark.slow
 def test_a_table_that_a_run_leaves_out_is_never_newer_than_its_cut(lake: Lake) -> None:
     lake.sink.publish(lake.stage(1))
     late = lake.stage(3)

@@ -270,6 +270,7 @@ def _hashed_where_all_is_known(data: Bytes) -> tuple[int, int, int]:
     return hash_key(data, 0, 5, 0), hash_key(data, 0, 8, 1), hash_key(data, 0, 13, 2)
 
 
+@pytest.mark.slow
 def test_a_key_has_one_hash_wherever_that_is_compiled_into() -> None:
     """LLVM takes it that no signed product overflows: where it knew group and size, all keys had the same hash."""
     for number in range(100):

@@ -36,6 +36,7 @@ def settings(server: SimulatedServer) -> ConnectionSettings:
     return ConnectionSettings("mysql", server.host, server.port, "root", tls={"mode": "disabled"})
 
 
+@pytest.mark.slow
 def test_a_whole_run(
     older: SimulatedServer, mysql: MysqlServer, schema: str, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -192,6 +192,7 @@ SHORT = ("geom", "point", "vector(3", "vector(1)", "json", "set")
 SPATIAL = [case for case in CASES if case.declaration.startswith(SHORT)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cases", "policy"),
     [(NO_DECIMALS[:60], "error"), (SPATIAL, "error"), (UNREPRESENTABLE, "string"), (UNREPRESENTABLE, "null")],

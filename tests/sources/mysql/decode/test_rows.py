@@ -83,6 +83,7 @@ def large(mysql: MysqlServer) -> Iterator[Table]:
     mysql.query(f"DROP DATABASE {schema}")
 
 
+@pytest.mark.slow
 def test_a_million_rows_in_bounded_memory(mysql: MysqlServer, large: Table) -> None:
     with reading(mysql, large) as (_, reader):
         before = pa.total_allocated_bytes()
@@ -381,6 +382,7 @@ def test_a_length_that_lies_is_refused(length: bytes) -> None:
         assert code == packets.BAD_ROW
 
 
+@pytest.mark.slow
 def test_a_packet_out_of_sequence_is_refused() -> None:
     data = np.frombuffer(_payload(b"\0\0\0\0\0\0", 1) + _payload(b"\0\0\0\0\0\0", 3), np.uint8)
     places, sums = np.empty((2, 1, 9), np.int32), np.zeros((2, 1), np.int64)

@@ -380,6 +380,7 @@ def test_the_sample_is_sound() -> None:
         assert len(walker.change.records()[0]) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(0, 1))
 def test_spoilt_events_with_good_checksums(seed: int) -> None:
     """Damage that no checksum shows may cause an error or another result, but never a read beyond the bytes."""

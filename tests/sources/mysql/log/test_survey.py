@@ -212,6 +212,7 @@ def test_who_waits_is_told_how_far_it_is(
     assert percent[-1] <= 100
 
 
+@pytest.mark.slow
 def test_the_survey_goes_on_and_judges_each_table_by_itself(server: MysqlServer) -> None:
     """Statements and rows at which a run would stop are facts. Of those that a session may log for each row, the first
     and the last are kept."""

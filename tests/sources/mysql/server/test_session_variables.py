@@ -78,6 +78,7 @@ def expected(shop: Shop) -> dict[str, Counter[bytes]]:
     return rows
 
 
+@pytest.mark.slow
 def test_every_session_variable_is_pinned_or_known_to_be_harmless(shop: Shop) -> None:
     found = session_variables(shop.root)
     assert len(found) > 150, "the server does not tell all of them"
@@ -86,6 +87,7 @@ def test_every_session_variable_is_pinned_or_known_to_be_harmless(shop: Shop) ->
     assert PINNED.keys() & HARMLESS.keys() == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turn", [0, 1])
 def test_no_values_of_all_variables_together_change_what_is_read(
     turn: int,

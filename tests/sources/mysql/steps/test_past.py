@@ -153,6 +153,7 @@ def test_a_gtid_set_is_checked_in_the_same_way(server: MysqlServer) -> None:
     assert "ALTER TABLE" in problem.what
 
 
+@pytest.mark.slow
 def test_a_past_before_anonymous_transactions_is_refused(server: MysqlServer) -> None:
     """They are part of no set, so the log seems to go on behind them where it ended before them."""
     before = executed(server)
@@ -191,6 +192,7 @@ def test_a_time_that_nothing_was_committed_after_is_final_at_once(server: MysqlS
     assert again.prefix.following > moment
 
 
+@pytest.mark.slow
 def test_a_commit_that_has_its_time_and_that_the_server_does_not_send_yet_belongs_to_the_position(
     server: MysqlServer,
 ) -> None:
@@ -313,6 +315,7 @@ def test_a_commit_that_is_in_the_log_and_that_nobody_sees_is_waited_for(server: 
         assert recording.result(60).position == position
 
 
+@pytest.mark.slow
 def test_a_setting_is_held_against_the_commits_and_not_against_the_head_of_a_file(server: MysqlServer) -> None:
     with server.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SET timestamp = %s", (int(time.time()) + 7200,))
@@ -386,6 +389,7 @@ def commit_later(file: Path, since: datetime, microseconds: int) -> None:
     file.write_bytes(log)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "statement", "what"),
     [

@@ -109,6 +109,7 @@ class TestPlan:
 
 
 class TestTablesThatTheServerCannotRead:
+    @pytest.mark.slow
     def test_each_is_named_and_the_others_are_copied(self, server: MysqlServer) -> None:
         names = ["gone.disc", "gone.missing", "gone.part"]
         tables = "; ".join(
@@ -195,6 +196,7 @@ class TestSettings:
             (problem,) = MysqlSource(settings).check_server()
         assert problem.hint == "start the server with innodb_force_recovery = 0"
 
+    @pytest.mark.slow
     def test_that_are_fixed_at_start(self, mysql_factory: Callable[[dict[str, str | None]], MysqlServer]) -> None:
         server = mysql_factory(
             {"log_replica_updates": "OFF", "innodb_native_foreign_keys": "ON", "binlog_ignore_db": "dull"}

@@ -137,6 +137,7 @@ def test_settings_that_were_touched_since_the_copy(since: Since) -> None:
         since.refused()
 
 
+@pytest.mark.slow
 def test_a_copy_of_another_server(mysql_factory: Callable[[dict[str, str | None]], MysqlServer]) -> None:
     """The transactions are recognized by their commit times, which the mark of the position has."""
     # Other tests leave tagged GTIDs on the shared server. Then the mark has no commit times.
@@ -213,6 +214,7 @@ SAME = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sees_innodb", [True, False])
 def test_tables_that_were_replaced_behind_the_back_of_the_log(
     sees_innodb: bool, mysql: MysqlServer, schema: str, caplog: pytest.LogCaptureFixture
@@ -280,6 +282,7 @@ def test_a_server_that_copies_tables_for_every_index(since: Since) -> None:
         since.server.query("SET GLOBAL old_alter_table = OFF")
 
 
+@pytest.mark.slow
 def test_ddl_after_the_position_hides_no_replacement_before_it(since: Since) -> None:
     """Between preflight and the position a table is replaced, and then it is emptied with a trace in the log."""
     base, source = since.point, since.source
@@ -310,6 +313,7 @@ def _waiting(since: Since, statement: str, holding: str) -> Iterator[None]:
             done.result()
 
 
+@pytest.mark.slow
 def test_an_optimize_is_not_taken_for_a_replacement_before_it_is_logged(since: Since) -> None:
     """It is logged when it has done all of its tables, and what it did to the first can be seen before."""
     run = since.source.of_run(since.point.identity, since.point.position)

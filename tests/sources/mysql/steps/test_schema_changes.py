@@ -99,6 +99,7 @@ REFUSED: Mapping[str, tuple[list[str], str]] = {
 }
 
 
+@pytest.mark.slow
 def test_changes_that_need_a_full_read(start: Start) -> None:
     night = start(
         *(f"CREATE TABLE {t} (id INT PRIMARY KEY, a INT, b VARCHAR(20), c ENUM('x', 'y') NOT NULL)" for t in REFUSED),

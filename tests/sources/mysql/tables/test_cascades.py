@@ -92,6 +92,7 @@ def problems(server: MysqlServer, consistency: str = "auto", user: str = "root")
 
 
 class TestPreflight:
+    @pytest.mark.slow
     def test_only_tables_with_unlogged_cascades_are_locked_and_the_plan_says_why(self, server: MysqlServer) -> None:
         plans = preflight(server)
         assert {name: plan.consistency for name, plan in plans.items()} == {

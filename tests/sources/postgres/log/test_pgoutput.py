@@ -368,6 +368,7 @@ def test_the_sample_is_sound() -> None:
     assert len(found_by(walked(sample()))) == 11
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(0, 1))
 def test_spoilt_messages(seed: int) -> None:
     """Damage may cause an error or another result, but never a read beyond the bytes."""
@@ -397,6 +398,7 @@ def test_every_flipped_bit_is_survived() -> None:
             run_guarded(messages)
 
 
+@pytest.mark.slow
 def test_every_truncation_is_noticed() -> None:
     """A message must have the length that it states. Types and rows of other tables are not examined."""
     for number, message in enumerate(sample()):

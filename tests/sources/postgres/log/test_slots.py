@@ -211,6 +211,7 @@ def test_no_session_stays_behind(run: Run, follow: Follow) -> None:
     soon(lambda: reading.server.query(ours, (reading.database,)), [])
 
 
+@pytest.mark.slow
 def test_a_session_that_ends_early(run: Run, follow: Follow, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that was read counts, and the next try reads the same."""
     run("CREATE TABLE a (id int PRIMARY KEY, filling text)", f"ALTER TABLE a {FULL}")

@@ -82,6 +82,7 @@ def commits_at(kept: Kept) -> Iterator[_Commits]:
     found.end()
 
 
+@pytest.mark.slow
 def test_a_time_means_all_that_was_committed_up_to_it_and_nothing_later(kept: Kept) -> None:
     kept.keep("stock")
     kept.run("UPDATE stock SET v = 1")
@@ -159,6 +160,7 @@ def test_only_commits_that_touch_a_published_table_or_write_a_message_count(kept
     assert [commits_at.up_to(seconds) for seconds in (100, 200, 400, 500)] == [1, 3, 3, 5]
 
 
+@pytest.mark.slow
 def test_a_time_within_a_join_is_the_same_before_and_after_a_later_one_was_resolved(kept: Kept) -> None:
     kept.keep("stock")
     kept.server.query("CREATE TABLE IF NOT EXISTS elsewhere (v int)")
@@ -356,6 +358,7 @@ def test_a_key_that_was_lifted_for_a_while_cannot_be_gone_back_beyond(kept: Kept
     assert "altered" in problem.what
 
 
+@pytest.mark.slow
 def test_children_that_came_and_went_before_hide_others(kept: Kept) -> None:
     kept.run("CREATE TABLE child () INHERITS (stock)", "DROP TABLE child")
     kept.keep("stock")
@@ -379,6 +382,7 @@ def test_a_partitioned_table_has_no_past(kept: Kept) -> None:
     assert "more partitions can be added" in problem.what
 
 
+@pytest.mark.slow
 def test_tables_without_a_past_are_left_out_if_that_is_asked_for(kept: Kept) -> None:
     kept.keep("stock")
     kept.run("CREATE TABLE other (v int); ALTER TABLE other REPLICA IDENTITY FULL")
@@ -483,6 +487,7 @@ def test_the_owner_of_the_tables_needs_no_more_rights(kept: Kept) -> None:
     kept.run(f"DROP OWNED BY {role} CASCADE", f"DROP ROLE {role}")
 
 
+@pytest.mark.slow
 def test_a_crash_leaves_the_run_s_slot_where_it_is(crashing: Kept) -> None:
     crashing.keep("stock")
     crashing.run("INSERT INTO stock VALUES (1, 1)")

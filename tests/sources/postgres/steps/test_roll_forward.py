@@ -246,6 +246,7 @@ def test_a_server_whose_disk_was_put_back(since: Since) -> None:
     assert sorted(since.refused()) == ["k", "stock", "tree"]
 
 
+@pytest.mark.slow
 def test_a_copy_that_could_not_be_recorded_is_rolled_forward_by_what_its_run_recorded_when_it_began(
     kept: Kept, since: Since
 ) -> None:
@@ -285,6 +286,7 @@ def test_copies_are_recorded_once_more_after_their_run_was_released(kept: Kept) 
         run.note_copies(kept.options, {"another lake": copies}, "")
 
 
+@pytest.mark.slow
 def test_a_position_that_cannot_be_recorded_stops_no_run_and_leaves_nothing(
     kept: Kept, since: Since, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -342,6 +344,7 @@ def test_the_log_since_the_copy_is_kept_whatever_becomes_of_the_standing_slot(si
     assert since.kept.ask(SLOTS) == 0
 
 
+@pytest.mark.slow
 def test_a_try_that_does_not_count_leaves_no_slot(since: Since) -> None:
     first, second = since.next(), since.next()
     assert since.kept.ask(SLOTS) == 5
@@ -359,6 +362,7 @@ def test_a_try_that_does_not_count_leaves_no_slot(since: Since) -> None:
     assert since.kept.ask(SLOTS) == 1
 
 
+@pytest.mark.slow
 def test_the_slot_keeps_the_log_since_the_last_copies(since: Since, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = since.kept
     hours = 0

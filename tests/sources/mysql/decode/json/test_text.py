@@ -451,6 +451,7 @@ def test_damaged_images_are_refused_or_read_alike_by_both_readers(specimens: lis
     assert_read_alike(bytes(image))
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(600), deadline=None)
 @given(st.binary(max_size=60) | st.builds(lambda kind, rest: bytes([kind]) + rest, st.integers(0, 15), st.binary()))
 def test_random_bytes_are_refused_or_read_alike_by_both_readers(image: bytes) -> None:

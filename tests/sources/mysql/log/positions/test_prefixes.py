@@ -86,6 +86,7 @@ def busy() -> Iterator[MysqlServer]:
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(0, 1))
 def test_any_time_means_the_commits_before_the_first_later_one(busy: MysqlServer, seed: int) -> None:
     commits = commits_of(busy)

@@ -271,6 +271,7 @@ def test_rows_that_belong_to_no_partition_come_between_the_identities_and_the_po
         window.reading.read()
 
 
+@pytest.mark.slow
 def test_what_is_known_since_a_past_position_serves_the_next_copy(mysql: MysqlServer, schema: str) -> None:
     window = Window(mysql, schema, DAILY, DAILY_ROWS)
     past = executed(mysql)

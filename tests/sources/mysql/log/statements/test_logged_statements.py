@@ -221,6 +221,7 @@ def test_names_that_the_server_takes_for_the_same(folding: MysqlServer) -> None:
                 reading.read()
 
 
+@pytest.mark.slow
 def test_names_are_alike_wherever_the_server_takes_them_for_the_same(mysql: MysqlServer) -> None:
     folded = 0
     with mysql.connect(charset="utf8mb4") as connection, connection.cursor() as cursor:
