@@ -371,7 +371,7 @@ CONNECTIONS = Accepted(
     "a list of ids of connections; or null",
     list[_Text] | None,
     {"type": ["array", "null"], "items": _TEXT},
-    lambda value: list(value) if value else None,
+    lambda value: list(value or []),
 )
 CONNECTION_OR_EMPTY = Accepted(
     "the id of a connection, or empty", str | None, {"type": ["string", "null"]}, lambda value: value or ""
