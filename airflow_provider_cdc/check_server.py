@@ -1,5 +1,5 @@
 """A command that compares a MySQL server with what this package knows about its version, and checks whether copies can
-be made: ``python -m airflow_provider_cdc.check_server --help``. Its output belongs into a report of a problem.
+be made: ``python -m airflow_provider_cdc.check_server --help``. Include its output in a bug report.
 
 It writes nothing to the server, and takes no locks. The password comes from the environment variable
 CDC_CHECK_PASSWORD, or is asked for. Instead of a host, it takes an Airflow connection (--source-conn-id), which may be

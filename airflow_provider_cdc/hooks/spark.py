@@ -79,7 +79,7 @@ class CdcSparkHook(BaseHook):
             if name not in given:
                 raise ConfigurationError(f"it has no {name}", where=where, hint=f"set the field {name}")
         if others := sorted(set(given) - {*fields["required"], *fields["optional"]}):
-            what = f"the fields {', '.join(others)} are those of another launcher than {launcher}"
+            what = f"the launcher {launcher} does not use these fields: {', '.join(others)}"
             raise ConfigurationError(what, where=where, hint="remove them, or set the field launcher")
         if not minutes.isdecimal() or not int(minutes):
             raise ConfigurationError(
@@ -118,5 +118,5 @@ def _json_object(value: Any, where: str) -> Mapping[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise ConfigurationError("it is no JSON object", where=where, hint='write it as {"name": value, …}')
+        raise ConfigurationError("it is not a JSON object", where=where, hint='write it as {"name": value, …}')
     return found

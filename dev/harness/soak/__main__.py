@@ -97,7 +97,7 @@ def drawn(seed: int, only: str | None) -> Iterator[Piece]:
 
 
 def fixed_part(part: str) -> tuple[Piece, ...]:
-    """Return the fixed pieces of a part such as ``2/4``. The parts take about as long as each other."""
+    """Return the fixed pieces of a part such as ``2/4``. Each piece belongs to one part."""
     number, parts = map(int, part.split("/"))
     if not 1 <= number <= parts:
         raise ValueError(part)

@@ -191,11 +191,11 @@ def test_a_definition_that_databricks_refuses_is_a_mistake_of_the_connection(
             },
             "",
         ),
-        ({"cluster": "{"}, "it is no JSON object"),
+        ({"cluster": "{"}, "it is not a JSON object"),
         ({"cluster": None}, "it has no cluster"),
         ({"conn_id": None}, "it has no conn_id"),
         ({"conn_id": "nothing"}, "no connection 'nothing'"),
-        ({"archive": "s3://lake/packages.tar.gz"}, "the fields archive are those of another launcher"),
+        ({"archive": "s3://lake/packages.tar.gz"}, "does not use these fields: archive"),
         ({"limit_minutes": "0"}, "limit_minutes is '0'"),
     ],
 )

@@ -29,7 +29,7 @@ from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.checks.context import ServerContext
 from airflow_provider_cdc.sources.mysql.server import commit_times
 from airflow_provider_cdc.sources.mysql.server.commit_times import last_transactions
-from airflow_provider_cdc.sources.mysql.server.dialect import AURORA, RDS
+from airflow_provider_cdc.sources.mysql.server.dialect import AURORA, RDS, XA_VISIBLE_WHEN_EXECUTED
 from airflow_provider_cdc.sources.mysql.server.log_history import log_files, unclosed
 from airflow_provider_cdc.sources.mysql.server.server import (
     executed,
@@ -72,9 +72,6 @@ _READ_ONLY = ("super_read_only", "read_only")
 _WATCHED = (*_RULES, *_READ_ONLY, "slave_exec_mode", "slave_type_conversions", "gtid_purged")
 """Settings that must not be set while tables are read, not even to the same value."""
 _RESETS = "RESET"
-_OLDEST = (8, 0, 30)
-"""Before this version, a replica may list the commit of a prepared transaction as executed before its rows are visible.
-A read that waits for this transaction begins at this very moment."""
 _ZONE = """
 WITH RECURSIVE days (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM days WHERE n < 960)
 SELECT n, CAST(CONVERT_TZ('1970-01-02 00:00:00' + INTERVAL 25 * n DAY, '+00:00', 'SYSTEM') AS CHAR) FROM days ORDER BY n
@@ -417,9 +414,9 @@ def _version(context: ReplicaContext) -> Iterable[Problem]:
             f"its version is {here}, and {there} on the source: it may compute other values when it executes DDL",
             "upgrade the older server, or remove the replica from `Read.read_conn_ids` until then",
         )
-    elif server_version(context.connection) < _OLDEST:
-        oldest = ".".join(map(str, _OLDEST))
-        yield context.problem(f"its version is {here}; MySQL {oldest} or later is required", "upgrade both servers")
+    elif not XA_VISIBLE_WHEN_EXECUTED.known_to(server_version(context.connection)):
+        needed = XA_VISIBLE_WHEN_EXECUTED.versions
+        yield context.problem(f"its version is {here}, but MySQL {needed} is required", "upgrade both servers")
 
 
 def _time_zone(context: ReplicaContext) -> Iterable[Problem]:

@@ -442,9 +442,18 @@ SIX_DIGIT_COMMENTS = Feature(
     instead="the sixth digit is part of the statement",
     probe="SELECT 1 /*!080026 + 1 */",
 )
+XA_VISIBLE_WHEN_EXECUTED = Feature(
+    Subject.BEHAVIOUR,
+    "rows of XA transactions are visible on a replica when their GTID is executed",
+    "read tables on replicas: a read that waits for such a transaction begins at this very moment",
+    "xa-restrictions",
+    since=(8, 0, 30),
+    instead="tables are read on the source only",
+)
 _BEHAVIOUR = (
     INSTANT_ANYWHERE,
     SIX_DIGIT_COMMENTS,
+    XA_VISIBLE_WHEN_EXECUTED,
     Feature(
         Subject.BEHAVIOUR,
         "GTIDs with tags",
