@@ -48,6 +48,10 @@ _SETTINGS: Mapping[str, Mapping[str, Any]] = {
 SPARK_LAUNCHERS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "emr_serverless": {"required": ("application_id", "execution_role_arn"), "optional": ("conn_id", "archive")},
     "databricks": {"required": ("conn_id", "cluster"), "optional": ("requirements",)},
+    "dataproc_serverless": {
+        "required": ("project_id", "region", "subnetwork_uri", "service_account"),
+        "optional": ("conn_id", "archive", "image", "runtime_version"),
+    },
 }
 """The platforms that run Spark jobs, each with its fields. The first is the default."""
 SPARK_FIELDS: Mapping[str, Any] = {
@@ -58,8 +62,8 @@ SPARK_FIELDS: Mapping[str, Any] = {
     },
     "conn_id": {
         "label": "Connection to the platform",
-        "description": "The id of the connection to the platform, of type aws (empty: what the environment has) or "
-        "databricks.",
+        "description": "The id of the connection to the platform, of type aws (empty: what the environment has), "
+        "databricks or google_cloud_platform (empty: google_cloud_default).",
         "schema": {"type": ["string", "null"]},
     },
     "application_id": {
@@ -74,8 +78,8 @@ SPARK_FIELDS: Mapping[str, Any] = {
     },
     "archive": {
         "label": "Archive of packages",
-        "description": "EMR Serverless: the URI of the archive that `python -m airflow_provider_cdc.bundle` wrote. "
-        "Empty: the image of the application has the packages.",
+        "description": "EMR Serverless and Google: the URI of the archive that `python -m "
+        "airflow_provider_cdc.bundle` wrote. Empty: the image has the packages.",
         "schema": {"type": ["string", "null"]},
     },
     "cluster": {
@@ -88,6 +92,36 @@ SPARK_FIELDS: Mapping[str, Any] = {
         "label": "Requirements",
         "description": "Databricks: the path of the file with the packages, below /Volumes or /Workspace. Empty: the "
         "cluster has the packages.",
+        "schema": {"type": ["string", "null"]},
+    },
+    "project_id": {
+        "label": "Project",
+        "description": "Google: the id of the project.",
+        "schema": {"type": ["string", "null"]},
+    },
+    "region": {
+        "label": "Region",
+        "description": "Google: the region of the batches.",
+        "schema": {"type": ["string", "null"]},
+    },
+    "subnetwork_uri": {
+        "label": "Subnetwork",
+        "description": "Google: the subnetwork of the batches, from which the source can be reached.",
+        "schema": {"type": ["string", "null"]},
+    },
+    "service_account": {
+        "label": "Service account of the jobs",
+        "description": "Google: the service account with which the batches reach the lake.",
+        "schema": {"type": ["string", "null"]},
+    },
+    "image": {
+        "label": "Image",
+        "description": "Google: the container image with the packages, in place of an archive.",
+        "schema": {"type": ["string", "null"]},
+    },
+    "runtime_version": {
+        "label": "Runtime",
+        "description": "Google: the version of the runtime. Default: 3.0.",
         "schema": {"type": ["string", "null"]},
     },
     "limit_minutes": {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,10 @@ from airflow_provider_cdc.hooks.platforms import Platform
 
 TYPE = "cdc_spark"
 _DAY = 1440
-_TEXT = ("conn_id", "application_id", "execution_role_arn", "archive", "requirements")
+_TEXT = (
+    *("conn_id", "application_id", "execution_role_arn", "archive", "requirements", "image"),
+    *("project_id", "region", "subnetwork_uri", "service_account", "runtime_version"),
+)
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class SparkPlatformSettings:
     :param cluster: what Databricks calls a new cluster.
     :param requirements: the path of the file with the packages of driver and executors. Empty: the cluster has them.
     :param limit_minutes: the longest time that a job may take.
+    :param image: the image of driver and executors on Google. Empty: that of the service.
+    :param runtime_version: the version of Google's runtime. Empty: the default.
     """
 
     spark_conn_id: str
@@ -38,6 +43,12 @@ class SparkPlatformSettings:
     cluster: Mapping[str, Any]
     requirements: str
     limit_minutes: int
+    image: str
+    project_id: str
+    region: str
+    subnetwork_uri: str
+    service_account: str
+    runtime_version: str
 
 
 class CdcSparkHook(BaseHook):
@@ -105,10 +116,14 @@ def open_platform(conn_id: str) -> Platform:
     """
     # Imported late, because the modules of the platforms import this one.
     from airflow_provider_cdc.hooks.databricks import Databricks
+    from airflow_provider_cdc.hooks.dataproc_serverless import DataprocServerless
     from airflow_provider_cdc.hooks.emr_serverless import EmrServerless
 
     settings = CdcSparkHook(conn_id).settings()
-    return Databricks(settings) if settings.launcher == "databricks" else EmrServerless(settings)
+    platforms: Mapping[str, Callable[[SparkPlatformSettings], Platform]] = {
+        one.kind: one for one in (Databricks, DataprocServerless, EmrServerless)
+    }
+    return platforms[settings.launcher](settings)
 
 
 def _json_object(value: Any, where: str) -> Mapping[str, Any]:

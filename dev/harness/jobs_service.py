@@ -129,6 +129,13 @@ class JobsService:
             with suppress(ProcessLookupError):
                 os.killpg(job.process.pid, signal.SIGKILL)
 
+    def close(self) -> None:
+        """Kill all jobs."""
+        for job in self.jobs.values():
+            self.kill(job)
+            if job.process is not None:
+                job.process.wait()
+
     def _run(self, job: RemoteJob) -> None:
         try:
             command, environment = self._command(job)
@@ -169,13 +176,7 @@ class JobsService:
             if word == "--py-files":
                 options += [word, str(self._fetched(value, job.folder))]
             elif name == "spark.archives":
-                uri, _, alias = setting.partition("#")
-                # Here, driver and executor are one process.
-                packed = self._fetched(uri, job.folder)
-                with tarfile.open(packed) as archive:
-                    archive.extractall(job.folder / alias, filter="data")
-                packed.unlink()
-                job.unpacked.append(job.folder / alias)
+                self.unpack(setting, job)
             elif name.startswith(DRIVER_VARIABLE):
                 environment[name.removeprefix(DRIVER_VARIABLE)] = setting
             else:
@@ -183,6 +184,15 @@ class JobsService:
         environment |= {"PYSPARK_PYTHON": self.python, "PYSPARK_DRIVER_PYTHON": self.python}
         app = self._fetched(driver["entryPoint"], job.folder)
         return [*SUBMIT, *options, str(app), *driver.get("entryPointArguments", ())], environment
+
+    def unpack(self, uri: str, job: RemoteJob) -> None:
+        """Unpack an archive in the folder of a job. Here, driver and executor are one process."""
+        uri, _, alias = uri.partition("#")
+        packed = self._fetched(uri, job.folder)
+        with tarfile.open(packed) as archive:
+            archive.extractall(job.folder / alias, filter="data")
+        packed.unlink()
+        job.unpacked.append(job.folder / alias)
 
     def environment(self, job: RemoteJob) -> dict[str, str]:
         """The variables of a job's driver."""
@@ -249,10 +259,7 @@ def serving(service: JobsService, handler: type[BaseHTTPRequestHandler]) -> Iter
     finally:
         server.shutdown()
         server.server_close()
-        for job in service.jobs.values():
-            service.kill(job)
-            if job.process is not None:
-                job.process.wait()
+        service.close()
 
 
 class _Handler(BaseHTTPRequestHandler):
