@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_provider_cdc.errors import CdcError, ConfigurationError
-from airflow_provider_cdc.hooks.identity import auth_of, credentials_of, read_identity
+from airflow_provider_cdc.hooks.identity import auth_of, credentials_of, read_identity, secret_of
 from airflow_provider_cdc.sources.api.registry import SourceKind, kind_of, open_source
 from airflow_provider_cdc.sources.api.source import ConnectionSettings, Source
 from airflow_provider_cdc.sources.session import warning
@@ -77,7 +77,7 @@ class CdcHook(BaseHook):
                 where=where,
                 hint=f"create a connection of type {self.conn_type}, and set its host, port, login and password",
             )
-        auth = auth_of(extra, where)
+        auth, secret_ref = auth_of(extra, where), secret_of(extra, connection.password, where)
         settings = ConnectionSettings(
             kind=self.kind.name,
             host=connection.host,
@@ -89,6 +89,7 @@ class CdcHook(BaseHook):
             options={field: str(extra[field]) for field in self.kind.option_fields if extra.get(field)},
             auth=auth,
             credentials=credentials_of(auth, extra, identity, connection.host, where) if auth else {},
+            secret_ref=secret_ref,
         )
         if warning_text := warning(settings):
             _log.warning("%s", warning_text)

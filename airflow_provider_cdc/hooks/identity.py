@@ -16,6 +16,7 @@ from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHo
 
 from airflow_provider_cdc.errors import ConfigurationError, SourceUnavailable
 from airflow_provider_cdc.hooks.storage import check_unsupported, google_key, text_of
+from airflow_provider_cdc.sources.secret_store import is_reference
 from airflow_provider_cdc.sources.tokens import CLOUDSQL_IAM, ENTRA, RDS_IAM
 
 _CLOUDS = {"aws_conn_id": RDS_IAM, "gcp_conn_id": CLOUDSQL_IAM, "azure_conn_id": ENTRA}
@@ -79,6 +80,29 @@ def auth_of(extra: Mapping[str, Any], where: str) -> str:
             hint="name only the connection of the cloud on which the server runs",
         )
     return _CLOUDS[named[0] if named else _DEFAULT_FIELD]
+
+
+def secret_of(extra: Mapping[str, Any], password: str | None, where: str) -> str:
+    """Return ``ConnectionSettings.secret_ref``.
+
+    :param password: the password of the source's connection.
+    :raises ConfigurationError: the field does not name a secret, or the connection also says how to log in.
+    """
+    if not (reference := text_of(extra, "secret_ref")):
+        return ""
+    if not is_reference(reference):
+        raise ConfigurationError(
+            "the field secret_ref of the connection's extra does not name a secret",
+            where=where,
+            hint="give the ARN of a secret of AWS Secrets Manager, or projects/…/secrets/…/versions/… of Google",
+        )
+    if others := [name for name, value in (("a password", password), ("iam", auth_of(extra, where))) if value]:
+        raise ConfigurationError(
+            f"the connection has secret_ref and {' and '.join(others)}",
+            where=where,
+            hint="remove one: with secret_ref, no other secret need be in Airflow",
+        )
+    return reference
 
 
 def credentials_of(auth: str, extra: Mapping[str, Any], identity: Any, host: str, where: str) -> dict[str, str]:

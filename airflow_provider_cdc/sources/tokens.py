@@ -1,4 +1,5 @@
-"""The password of a session: that of the connection, or a token of AWS, Google or Microsoft.
+"""The password of a session: that of the connection, the secret that the connection names (`sources.secret_store`), or
+a token of AWS, Google or Microsoft.
 
 A token opens a session, and then expires. The session outlives it. So the process that opens a session makes the token:
 a driver and its executors need no new token from Airflow, however long a step takes. The clients of the three clouds
@@ -18,6 +19,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, LoginRefused, SourceUnavailable
+from airflow_provider_cdc.sources.secret_store import forget, read_secret
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.sources.api.source import ConnectionSettings
@@ -43,10 +45,13 @@ _lock = threading.Lock()
 def password_of(settings: ConnectionSettings) -> str:
     """Return the password with which a session is opened now.
 
-    :raises ConfigurationError: the client of the cloud is not installed, or this process has no identity.
+    :raises ConfigurationError: the client of the cloud is not installed, or this process has no identity, or may not
+        read the secret that the connection names.
     :raises LoginRefused: the cloud refuses the identity.
     :raises SourceUnavailable: the cloud does not answer.
     """
+    if settings.secret_ref:
+        return read_secret(settings)
     if not settings.auth:
         return settings.password
     try:
@@ -69,6 +74,7 @@ def refused_login(settings: ConnectionSettings, message: str, hint: str) -> Logi
     :param message: what the server said.
     :param hint: what to do if the login never worked.
     """
+    forget(settings)
     if settings.auth:
         return LoginRefused(f"{message} (the password was a token: {settings.auth})", where=settings.address,
                             hint=_REFUSED[settings.auth])  # fmt: skip

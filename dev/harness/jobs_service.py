@@ -77,7 +77,7 @@ class RemoteJob:
 class JobsService:
     """The jobs of one application. ``lost_answers`` and ``refusals`` are numbers of requests still to come: of those
     that start a job and get no answer, and of those that are throttled. If jobs are ``held``, they wait for resources
-    forever."""
+    forever. ``variables`` are more environment variables of the jobs."""
 
     TOKEN: ClassVar[str] = "clientToken"
     """The field of a request that makes it idempotent."""
@@ -89,6 +89,7 @@ class JobsService:
         # Found here, because the search starts processes, which inherit the environment.
         self._java = str(java_home())
         self.jobs: dict[str, RemoteJob] = {}
+        self.variables: dict[str, str] = {}
         self.lost_answers = 0
         self.refusals = 0
         self.held = False
@@ -207,6 +208,7 @@ class JobsService:
             "SPARK_LOCAL_IP": "127.0.0.1",
             "TMPDIR": str(job.folder),
             **s3_environment(self._endpoint),
+            **self.variables,
         }
 
     def _fetched(self, uri: str, folder: Path) -> Path:

@@ -125,8 +125,14 @@ _TOKEN_FIELDS: Mapping[str, Field] = {
     ),
     "gcp_conn_id": _text("Google connection", "Its service account makes the tokens for Cloud SQL."),
     "azure_conn_id": _text("Azure connection", "Its identity makes the tokens for Azure Database."),
+    "secret_ref": _text(
+        "Secret",
+        "Instead of the password: the ARN of a secret of AWS Secrets Manager, or a version of Google Secret Manager "
+        "(projects/…/secrets/…/versions/…). Each machine reads it with its own identity.",
+    ),
 }
-"""The fields that name the identity which makes tokens. Airflow's own types have most of them in their extra."""
+"""The fields that replace the password: by a secret, or by tokens of an identity. Airflow's own types have most of them
+in their extra."""
 
 KINDS = (
     SourceKind(

@@ -1096,6 +1096,9 @@ class ConnectionSettings:
     ``auth`` is empty if sessions log in with ``password``. Otherwise, they log in with tokens that are made from
     ``credentials`` (`sources.tokens`).
 
+    ``secret_ref`` names a secret from which each process reads the password (`sources.secret_store`). Empty: it is
+    ``password``.
+
     ``tls`` has paths and modes for the driver: ``mode`` (``disabled``, ``preferred``, ``required``, ``verify_ca``,
     ``verify_identity``), ``ca``, ``cert`` and ``key``. ``sources.session`` and the kind of source define more
     fields.
@@ -1116,6 +1119,7 @@ class ConnectionSettings:
     auth: str = ""
     credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
     replicas: Sequence[ConnectionSettings] = ()
+    secret_ref: str = ""
 
     def __post_init__(self) -> None:
         if self.files:

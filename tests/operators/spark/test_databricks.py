@@ -3,11 +3,13 @@ platforms is tested in ``test_emr_serverless``."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +17,26 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException
 
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import ConfigurationError, SparkFailed
-from airflow_provider_cdc.hooks.platforms import JobGoneError, JobSpec, Phase, Platform
+from airflow_provider_cdc.hooks.platforms import FollowedJob, JobGoneError, JobSpec, Phase, Platform
 from airflow_provider_cdc.hooks.spark import CdcSparkHook, open_platform
+from airflow_provider_cdc.jobs.runtime import remote
 from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
 from airflow_provider_cdc.operators.extract_delta import ExtractDeltaOperator
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from airflow_provider_cdc.operators.spark.launchers.registry import check_spark, open_launcher
+from airflow_provider_cdc.triggers import spark_job
+from airflow_provider_cdc.triggers.spark_job import SparkJobTrigger
 from harness.databricks_service import RELEASE, TOKEN, DatabricksService, databricks_service
 from harness.mysql_server import MysqlServer
 from harness.own_environment import run
 from tests.operators.spark.test_emr_serverless import (
     Remote,
+    event_of,
+    executed,
     secrets_in_processes,
     soon,
     start_and_kill_a_worker,
@@ -297,6 +307,50 @@ def test_the_next_try_continues_the_job_of_a_killed_worker(made: Remote) -> None
     assert made.jobs == [job]
     soon(lambda: job.state != "RUNNING", "the job goes on")
     assert job.state == "SUCCESS", job.output[-2000:]
+
+
+@pytest.mark.long
+def test_a_deferred_task_has_the_result_of_its_run(made: Remote) -> None:
+    counts = executed(lambda: made.step(deferrable=True))["counts"]
+    assert counts.items() <= records.encode(Run.load(made.run).steps["snapshot"]).items()
+    (job,) = made.jobs
+    soon(lambda: job.state != "RUNNING", "the job goes on")
+    assert job.state == "SUCCESS", job.output[-2000:]
+
+
+@pytest.mark.slow
+def test_a_trigger_follows_a_run_through_an_outage_and_ends_it_with_its_task(
+    service: DatabricksService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_job, "POLL_SECONDS", 0.0)
+    run = Storage(tmp_path.as_uri())
+    job = open_platform("spark").start(spec(tmp_path))
+    records.write(run, remote.follower_file("t0k3n"), remote.Follower("try"))
+    followed = FollowedJob(run.uri, job, "t0k3n", "try", int(time.time()) + 600)
+    given: Any = {"spark_conn_id": "spark", "storage_conn_id": "", "job": asdict(followed), "until": None}
+    # The hook repeats a request three times; then the trigger waits.
+    service.refusals = 4
+
+    async def ended_by_a_user() -> None:
+        trigger = SparkJobTrigger(**given)
+
+        async def is_over() -> bool:
+            return True
+
+        monkeypatch.setattr(trigger, "_is_over", is_over)
+        following = asyncio.ensure_future(anext(aiter(trigger.run())))
+        while service.refusals or not records.read(remote.Follower, run, remote.follower_file("t0k3n")).renewals:
+            await asyncio.sleep(0.05)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+    asyncio.run(ended_by_a_user())
+    assert service.jobs[job].state == "CANCELLED"
+    assert run.exists(remote.revoked_file("t0k3n"))
+    # Another triggerer finds the run ended.
+    event = event_of(SparkJobTrigger(**given))
+    assert (event["failure"], event["timed_out"], event["job"]["id"]) == (None, False, job)
+    assert run.exists(remote.ended_file("t0k3n"))
 
 
 @pytest.mark.long

@@ -7,6 +7,7 @@ import ast
 import asyncio
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -56,6 +57,7 @@ from harness.mysql_server import MysqlServer
 from harness.own_environment import run
 from harness.pipeline import Pipeline, published_counts, settings_of
 from harness.s3_server import BUCKET, s3_environment
+from harness.secret_service import ARN, SecretService, secret_service
 from tests.operators.spark.test_step import CONTEXT
 
 ROOT = Path(__file__).parents[3]
@@ -170,13 +172,39 @@ def test_one_job_executes_the_steps_of_three_tasks(made: Remote) -> None:
     assert [job.state for job in made.jobs] == ["SUCCESS"]
 
 
+@pytest.fixture(params=["connection", "store"])
+def secrets(request: pytest.FixtureRequest, made: Remote, s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The secret store with the password of the source. None: the connection has the password."""
+    if request.param == "connection":
+        yield None
+        return
+    # The identity of the machines of this test is the one that reaches the store.
+    with secret_service({ARN: made.password}, s3_environment(s3)["AWS_ACCESS_KEY_ID"]) as service:
+        shop = json.loads(os.environ["AIRFLOW_CONN_SHOP"])
+        del shop["password"]
+        monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps({**shop, "extra": {"secret_ref": ARN}}))
+        monkeypatch.setenv("AWS_ENDPOINT_URL_SECRETS_MANAGER", service.url)
+        made.service.variables["AWS_ENDPOINT_URL_SECRETS_MANAGER"] = service.url
+        yield service
+
+
 @pytest.mark.long
 def test_a_copy_whose_driver_a_service_started_is_exact_and_its_password_is_nowhere(
-    made: Remote, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    made: Remote,
+    secrets: SecretService | None,
+    s3: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    handed: list[str] = []
+    seal = remote.answer_request
+    monkeypatch.setattr(
+        remote, "answer_request", lambda *given: (handed.append(json.dumps(given[3])), seal(*given))[-1]
+    )
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare")
     made.service.python = str(tmp_path / "bare/bin/python")
-    said = run(sys.executable, "-m", "airflow_provider_cdc.bundle", "--to", f"s3://{BUCKET}/python")
+    said = run(sys.executable, "-m", "airflow_provider_cdc.bundle", "--extras=aws", "--to", f"s3://{BUCKET}/python")
     archive = ast.literal_eval(said.partition("conf = ")[2])["spark.archives"].removesuffix("#environment")
     made.connect(monkeypatch, archive=archive)
     assert CdcSparkHook("spark").test_connection() == (True, "the platform can be used")
@@ -192,6 +220,9 @@ def test_a_copy_whose_driver_a_service_started_is_exact_and_its_password_is_nowh
         searching.join()
     assert found == []
     assert len(made.jobs) == len([*events.iterdir()]) == 3
+    # With a secret store, the password does not even travel sealed: driver and executors read it themselves.
+    assert (made.password in "".join(handed)) == (secrets is None)
+    assert secrets is None or len(secrets.read) > 1 + len(made.jobs)
     # Neither a password, nor what the worker itself reaches the service with.
     requests = json.dumps([job.request for job in made.jobs])
     assert made.password not in requests

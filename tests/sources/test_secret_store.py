@@ -1,0 +1,119 @@
+"""Passwords that the connection only names, from a stand-in for the secret stores of AWS and Google."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+
+from airflow_provider_cdc.errors import CdcError, ConfigurationError, LoginRefused, SourceUnavailable
+from airflow_provider_cdc.hooks import open_hook
+from airflow_provider_cdc.sources import secret_store
+from airflow_provider_cdc.sources.api.registry import open_source
+from airflow_provider_cdc.sources.api.source import ConnectionSettings
+from airflow_provider_cdc.sources.tokens import password_of
+from harness.mysql_server import MysqlServer
+from harness.secret_service import ARN, TOKEN, VERSION, SecretService, secret_service
+from tests.sources.lying_server import KEY
+
+PASSWORD = "corr3ct-horse"
+
+
+@contextmanager
+def store(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SecretService]:
+    """A store that this process can reach."""
+    secret_store._kept.clear()
+    secret_store._aws_client.cache_clear()
+    with secret_service({name: PASSWORD}, "AKIAMACHINE" if name == ARN else TOKEN) as service:
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAMACHINE")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
+        monkeypatch.setenv("AWS_ENDPOINT_URL_SECRETS_MANAGER", service.url)
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+        pem = KEY.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        account = {"type": "service_account", "client_email": "machine@x", "token_uri": f"{service.url}/token"}
+        key = tmp_path / "key.json"
+        key.write_text(json.dumps({**account, "private_key": pem.decode()}))
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key))
+        monkeypatch.setattr(secret_store, "GOOGLE_URL", f"{service.url}/v1")
+        yield service
+
+
+def settings(reference: str) -> ConnectionSettings:
+    return ConnectionSettings("mysql", "db.example.com", 3306, "cdc", secret_ref=reference)
+
+
+def answer_of(reference: str, kind: type[CdcError]) -> str:
+    with pytest.raises(kind) as raised:
+        password_of(settings(reference))
+    # No part of the secret, and not the client's frames.
+    assert PASSWORD not in str(raised.value)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("name", [ARN, VERSION])
+def test_the_password_is_read_with_the_identity_of_the_machine(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store(name, tmp_path, monkeypatch) as service:
+        assert password_of(settings(name)) == password_of(settings(name)) == PASSWORD
+        assert len(service.read) == 1, "a session need not wait for the store each time"
+        for stored, password in (('{"username": "cdc", "password": "from-json"}', "from-json"), ("1234", "1234")):
+            service.secrets[name] = stored
+            secret_store.forget(settings(name))
+            assert password_of(settings(name)) == password
+        secret_store.forget(settings(name))
+        service.secrets[name] = json.dumps({"pass": PASSWORD})
+        assert "without a text `password`" in answer_of(name, ConfigurationError)
+        # A store that is down fails the task for now, and one that refuses fails it for good.
+        service.failures = 1
+        assert "the secret store does not answer" in answer_of(name, SourceUnavailable)
+        service.reader = "another"
+        assert "cannot read the password" in answer_of(name, ConfigurationError)
+        service.reader = "AKIAMACHINE" if name == ARN else TOKEN
+        service.secrets.clear()
+        assert re.search("can't find|not found", answer_of(name, ConfigurationError))
+
+
+def test_a_session_takes_the_new_password_after_the_server_has_refused_the_old_one(
+    mysql: MysqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = f"rotated_{tmp_path.name[-8:]}"
+    mysql.query(f"CREATE USER '{user}' IDENTIFIED BY '{PASSWORD}'")
+    shop = {"conn_type": "cdc_mysql", "host": mysql.host, "port": mysql.port, "login": user}
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps({**shop, "extra": {"secret_ref": ARN}}))
+    found = open_hook("shop").settings()
+    assert (found.password, found.secret_ref, found.auth, found.options) == ("", ARN, "", {})
+    with store(ARN, tmp_path, monkeypatch) as service:
+        assert open_source(found).check_server() is not None
+        mysql.query(f"ALTER USER '{user}' IDENTIFIED BY 'n3w-horse'")
+        service.secrets[ARN] = "n3w-horse"
+        with pytest.raises(LoginRefused):
+            open_source(found).check_server()
+        assert open_source(found).check_server() is not None
+        assert len(service.read) == 2
+    mysql.query(f"DROP USER '{user}'")
+
+
+@pytest.mark.parametrize("conn_type", ["mysql", "postgres", "cdc_mysql", "cdc_postgres"])
+@pytest.mark.parametrize(
+    ("password", "extra", "message"),
+    [
+        ("", {"secret_ref": "lake/shop"}, "does not name a secret"),
+        ("also", {"secret_ref": ARN}, "has secret_ref and a password"),
+        ("", {"secret_ref": VERSION, "iam": True}, "has secret_ref and iam"),
+    ],
+)
+def test_a_connection_has_one_way_to_log_in(
+    conn_type: str, password: str, extra: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = {"conn_type": conn_type, "host": "db", "login": "cdc", "password": password, "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps(shop))
+    with pytest.raises(ConfigurationError, match=message):
+        open_hook("shop").settings()
