@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.errors import ConfigurationError, SourceUnavailable
+from airflow_provider_cdc.errors import CdcError, ConfigurationError, SourceUnavailable
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.sources.api.source import ConnectionSettings
@@ -95,7 +95,12 @@ def _read_aws(settings: ConnectionSettings) -> str:
         if status >= 500 or status == 429 or found.get("Code") == "ThrottlingException":
             raise _unreachable(settings, found.get("Code")) from None
         raise _refused(settings, f"{found.get('Code')}: {found.get('Message')}") from None
-    except (exceptions.ConnectionError, exceptions.HTTPClientError, exceptions.MetadataRetrievalError) as error:
+    except (
+        exceptions.ConnectionError,
+        exceptions.HTTPClientError,
+        exceptions.MetadataRetrievalError,
+        exceptions.CredentialRetrievalError,
+    ) as error:
         raise _unreachable(settings, error) from None
     except exceptions.BotoCoreError as error:
         raise _refused(settings, error) from None
@@ -116,16 +121,20 @@ def _read_google(settings: ConnectionSettings) -> str:
     from requests import RequestException
 
     try:
-        session: Any = AuthorizedSession(google.auth.default(scopes=[_SCOPE])[0])
-        answer = session.get(f"{GOOGLE_URL}/{settings.secret_ref}:access", timeout=60)
+        kind: Any = AuthorizedSession
+        answer = kind(google.auth.default(scopes=[_SCOPE])[0]).get(
+            f"{GOOGLE_URL}/{settings.secret_ref}:access", timeout=60
+        )
     except exceptions.DefaultCredentialsError:
         raise _refused(settings, "this process has no credentials for Google") from None
+    except exceptions.RefreshError as error:
+        raise (_unreachable if error.retryable else _refused)(settings, error) from None
     except (exceptions.GoogleAuthError, RequestException) as error:
         raise _unreachable(settings, error) from None
     if answer.status_code == 429 or answer.status_code >= 500:
         raise _unreachable(settings, f"HTTP status {answer.status_code}")
     if answer.status_code != 200:
-        raise _refused(settings, f"HTTP status {answer.status_code}: {answer.json().get('error', {}).get('message')}")
+        raise _refused(settings, f"HTTP status {answer.status_code}: {answer.reason}")
     return base64.b64decode(answer.json()["payload"]["data"]).decode()
 
 
@@ -133,7 +142,7 @@ def _where(settings: ConnectionSettings) -> str:
     return f"{settings.address}, secret_ref {settings.secret_ref}"
 
 
-def _refused(settings: ConnectionSettings, why: object) -> ConfigurationError:
+def _refused(settings: ConnectionSettings, why: object) -> CdcError:
     return ConfigurationError(
         f"this process cannot read the password from the secret store: {why}",
         where=_where(settings),
@@ -142,7 +151,7 @@ def _refused(settings: ConnectionSettings, why: object) -> ConfigurationError:
     )
 
 
-def _unreachable(settings: ConnectionSettings, why: object) -> SourceUnavailable:
+def _unreachable(settings: ConnectionSettings, why: object) -> CdcError:
     return SourceUnavailable(
         f"the secret store does not answer: {why}", where=_where(settings), hint="retry the task when it answers again"
     )

@@ -140,7 +140,7 @@ class _Handlers:
 
         job = self.jobs.named(request.name.removeprefix(f"{PARENT}/batches/"))
         if job is None:
-            context.abort(grpc.StatusCode.NOT_FOUND, f"Not found: Batch {request.name}")
+            return context.abort(grpc.StatusCode.NOT_FOUND, f"Not found: Batch {request.name}")
         return self._shown(job)
 
     def list(self, request: Any, context: Any) -> Any:

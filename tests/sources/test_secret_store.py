@@ -78,7 +78,7 @@ def test_the_password_is_read_with_the_identity_of_the_machine(
         assert "cannot read the password" in answer_of(name, ConfigurationError)
         service.reader = "AKIAMACHINE" if name == ARN else TOKEN
         service.secrets.clear()
-        assert re.search("can't find|not found", answer_of(name, ConfigurationError))
+        assert re.search("can't find|Not Found", answer_of(name, ConfigurationError))
 
 
 def test_a_session_takes_the_new_password_after_the_server_has_refused_the_old_one(

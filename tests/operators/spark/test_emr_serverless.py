@@ -199,9 +199,12 @@ def test_a_copy_whose_driver_a_service_started_is_exact_and_its_password_is_nowh
 ) -> None:
     handed: list[str] = []
     seal = remote.answer_request
-    monkeypatch.setattr(
-        remote, "answer_request", lambda *given: (handed.append(json.dumps(given[3])), seal(*given))[-1]
-    )
+
+    def noted(run: Storage, token: str, nonce: str, settings: Any, answered: str) -> str:
+        handed.append(json.dumps(settings))
+        return seal(run, token, nonce, settings, answered)
+
+    monkeypatch.setattr(remote, "answer_request", noted)
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare")
     made.service.python = str(tmp_path / "bare/bin/python")
     said = run(sys.executable, "-m", "airflow_provider_cdc.bundle", "--extras=aws", "--to", f"s3://{BUCKET}/python")

@@ -192,7 +192,10 @@ def _settings(conn_id: str, properties: Mapping[str, Any]) -> tuple[str, list[Pr
     problems = []
     mode = properties.get("spark.submit.deployMode") or connection.extra_dejson.get("deploy-mode")
     if mode == "cluster":
-        hint = "set the deploy mode to client: the driver gets the source's credentials from its environment only"
+        hint = (
+            "set the deploy mode to client, because the driver gets the source's credentials only from its "
+            "environment; or let a platform start the driver, with a connection of the type cdc_spark"
+        )
         problems.append(Problem(where, "the deploy mode of the connection is cluster, which is not supported", hint))
     if (connection.host or "").startswith("k8s") and find_spec("kubernetes") is None:
         what = "the master of the connection is Kubernetes, but Airflow's Spark hook lacks the package for Kubernetes"
