@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -97,10 +98,13 @@ class Decision:
     proofs: dict[str, Proof] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def rows(self) -> dict[str, int]:
         """The number of rows of each copy."""
-        return {name: sum(file.live_rows for file in self.files_of(name)) for name in self.files}
+        return {
+            name: sum(file.live_rows for file in (*files, *self.kept.get(name, ())))
+            for name, files in self.files.items()
+        }
 
     @property
     def digests(self) -> dict[str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.core.options.run import TEXT, StepOptions, TableOptions
@@ -375,13 +376,20 @@ class Manifest:
         """The description of the source that the run's copies record."""
         return source_of(self.kind, self.identity, self.source_conn_id)
 
+    @cached_property
+    def _tables_of_copies(self) -> dict[TableName, list[str]]:
+        """The names of the tables of each copy: one, or the shards of a merged table."""
+        names: dict[TableName, list[str]] = {}
+        for entry in self.tables:
+            names.setdefault(entry.table.copy_name, []).append(str(entry.table.name))
+        return names
+
     def history_of(self, table: TableName) -> dict[str, Any]:
         """Return the history that the run's copy of a table records.
 
         :param table: the name of a table of the run, or of a merged table. The shards of a merged table have one copy,
             and so one history.
         """
-        shards = (str(entry.table.name) for entry in self.tables if entry.table.copy_name == table)
-        names = [str(table), *shards]
+        names = [str(table), *self._tables_of_copies.get(table, ())]
         history = next((self.histories[name] for name in names if name in self.histories), None)
         return history_fields(history, self.identity.mark)
