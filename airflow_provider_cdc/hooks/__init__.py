@@ -13,7 +13,6 @@ airflow_version.check()
 
 from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook  # noqa: E402
 
-from airflow_provider_cdc.core.positions.kinds import has  # noqa: E402
 from airflow_provider_cdc.errors import ConfigurationError, SourceUnavailable  # noqa: E402
 from airflow_provider_cdc.hooks.base import CdcHook  # noqa: E402
 from airflow_provider_cdc.hooks.identity import identity_in_event_loop  # noqa: E402
@@ -38,7 +37,7 @@ def settings_with_replicas(conn_id: str, read_conn_ids: Sequence[str] | None) ->
 
     :param read_conn_ids: the connections to the replicas. None or empty: the source itself is read.
     :raises ConfigurationError: for the same reasons as `open_hook` and the hook's ``settings``, for each connection; or
-        this kind of source cannot be read on replicas.
+        the connections are of several kinds of sources.
     """
     settings = open_hook(conn_id).settings()
     if not read_conn_ids:
@@ -46,12 +45,6 @@ def settings_with_replicas(conn_id: str, read_conn_ids: Sequence[str] | None) ->
     replicas = []
     for name in read_conn_ids:
         where = f"parameter read_conn_ids (Read.read_conn_ids), {name!r}"
-        if not has(settings.kind, "read_conn_ids"):
-            raise ConfigurationError(
-                f"tables of a {settings.kind} source cannot be read on replicas",
-                where=where,
-                hint="leave `Read.read_conn_ids` empty",
-            )
         try:
             replica = open_hook(name).settings()
         except ConfigurationError as error:

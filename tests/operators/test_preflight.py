@@ -175,16 +175,6 @@ def test_a_replica_that_cannot_be_read_is_named(
     assert kind == "cdc_mysql" or "parameter read_conn_ids (Read.read_conn_ids), 'replica'" in str(refusal.value)
 
 
-def test_tables_of_postgres_are_not_read_on_replicas(
-    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connection = {"conn_type": "cdc_postgres", "host": postgres.host, "port": postgres.port, "login": "postgres"}
-    monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps(connection))
-    monkeypatch.setenv("AIRFLOW_CONN_SPARK", json.dumps({"conn_type": "spark", "host": "local[1]"}))
-    with pytest.raises(AirflowFailException, match="tables of a postgres source cannot be read on replicas"):
-        preflight((tmp_path / "lake").as_uri(), read_conn_ids=["shop"])
-
-
 def test_a_part_of_a_table_is_planned_with_what_the_server_is_asked_for(shop: str, tmp_path: Path) -> None:
     given: dict[str, Any] = {"tables": [f"{shop}.accounts"], "where": {f"{shop}.*": "id > {{ 1 + 2 }}"}}
     found = preflight(tmp_path.as_uri(), **given)["plan"]

@@ -160,19 +160,19 @@ class Read(Declaration):
     read_conn_ids: Sequence[str] | Template | None = option(
         default=None,
         accepts=CONNECTIONS,
-        feature="read_conn_ids",
         title="Read from replicas",
         help="Connections to replicas of the source. The rows of tables with a key are read there, in turn; everything "
-        "else (the position, the log, the checks, tables that need a lock) is read from `source_conn_id`. A replica "
-        "may lag behind: each read waits until the replica has the run's position. The replicas must replicate "
-        "directly from the source. None: all is read from the source.",
+        "else (the position, the log, the checks, tables that are read at one position) is read from "
+        "`source_conn_id`. A replica may lag behind: each read waits until the replica has the run's position. "
+        "PostgreSQL: hot standbys. MySQL: the replicas must replicate directly from the source. None: all is read from "
+        "the source.",
         example='a list such as ["cdc_replica_1", "cdc_replica_2"]',
     )
     replica_wait_seconds: int | Template = option(
         default=600,
         accepts=WHOLE_SECONDS,
-        feature="read_conn_ids",
-        help="Seconds for which a read waits until a replica (`read_conn_ids`) has the run's position.",
+        help="Seconds for which a read waits until a replica (`read_conn_ids`) has the run's position. PostgreSQL: "
+        "after the read, also until the standby has replayed what the source has by then.",
         example="a number such as 600",
     )
     chunk_rows: int | Template = option(

@@ -53,7 +53,7 @@ KINDS = {
             "MySQL",
             "initial_gtid_set",
             GtidSet.parse,
-            frozenset({"lock", "lock_through_read", "read_conn_ids"}),
+            frozenset({"lock", "lock_through_read"}),
             takes_over=True,
             keeps_past=True,
         ),

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.parquet.writer import QUICKEST
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
@@ -24,7 +22,7 @@ from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.filter_images import copied
 from airflow_provider_cdc.jobs.runtime.skipped import reason
 from airflow_provider_cdc.jobs.runtime.turn import ReadTurn
-from airflow_provider_cdc.sources.api.source import KeyReader, Source
+from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.unrepresentable import naming_key
 
 LOOKUP_KEYS = 1000
@@ -59,7 +57,6 @@ class ReadAgain:
     source: Source
     tables: tuple[RunTable, ...]
     keys: tuple[StagedFile, ...]
-    lock: LockPolicy
     view: str
     order: int
     skips: bool = False
@@ -125,11 +122,7 @@ class ReadAgain:
         table = self.tables[index].table
         files = table_files(self.staging, self.tables[index], self.source.arrow_schema(table))
         doubtful = []
-        with (
-            files.writer("chunks", "part-again") as writer,
-            self.source.reader(table, "exported" if self.view else "again", self.lock) as opened,
-        ):
-            reader = cast(KeyReader, opened)
+        with files.writer("chunks", "part-again") as writer, self.source.key_reader(table) as reader:
             for some in _portions(keys):
                 wrong = np.zeros(some.num_rows, np.bool_)
                 seen = np.zeros(some.num_rows, np.int64)

@@ -322,7 +322,6 @@ def _look_up(
         source,
         step.tables,
         tuple(waiting),
-        step.manifest.options.lock,
         view.incarnation if view else "",
         order,
         step.manifest.options.skips,

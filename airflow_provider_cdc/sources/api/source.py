@@ -579,8 +579,8 @@ def check_load(source: Planning, signals: Collection[str]) -> None:
 @dataclass(frozen=True)
 class ReplicaRead:
     """A read of chunks on a replica: the replica's ``server_uuid`` and ``address``, the number of ``rows``, the seconds
-    that the read ``waited`` for the run's position, and a position, as text, with everything that the replica may have
-    ``shown``."""
+    that the read ``waited`` for positions, and a position, as text, with everything that the replica may have
+    ``shown``. Servers of PostgreSQL have no UUID, and are told apart by the time at which they were started."""
 
     server_uuid: str
     address: str
@@ -690,7 +690,16 @@ class Reading(ABC):
         return ""
 
     # Reads in one snapshot that all sessions share (consistency ``exported``), and touched rows that are read again in
-    # such a snapshot (consistency ``again``). For ``again``, `reader` of a keyed table opens a `KeyReader`.
+    # such a snapshot (consistency ``again``).
+
+    def key_reader(self, table: Table) -> AbstractContextManager[KeyReader]:
+        """Open a session on the source itself that reads rows of ``table`` by their keys, for the consistency
+        ``again``. It reads the shared snapshot, if `share_reads` returned this source."""
+        raise ConfigurationError(
+            f"rows of a {self.kind} source cannot be read again by their keys",
+            where="parameter consistency (Read.consistency)",
+            hint="use `auto`",
+        )
 
     def share_reads(self, lock: LockPolicy) -> AbstractContextManager[Self]:
         """Return a context with a source that reads the chunks of tables with the consistency ``exported``. The

@@ -38,6 +38,7 @@ AIRFLOWS = ("backfill", "browser", "lost_airflow", "nightly")
 
 PARTS = "test_parts_of_tables.py::test_no_row_of_a_part_differs_after_any_night"
 PAST = "test_as_of.py::test_no_row_differs_from_the_past"
+STANDBYS = "test_standbys.py::test_random_writes_on_the_source_while_a_chain_of_standbys_is_read"
 CHANGES = "test_changes.py::test_replayed_onto_a_copy_they_give_the_next"
 
 KINDS: Mapping[str, Kind] = {
@@ -47,8 +48,9 @@ KINDS: Mapping[str, Kind] = {
         weight=6,
     ),
     "postgres-histories": Kind(
-        "copies of a PostgreSQL server with random writers, as of now or the past, compared with its own recovery",
-        _histories("postgres", "test_random_histories.py", "test_again_histories.py", PAST, PARTS),
+        "copies of a PostgreSQL server or its standbys with random writers, as of now or the past, compared with its "
+        "own recovery",
+        _histories("postgres", "test_random_histories.py", "test_again_histories.py", STANDBYS, PAST, PARTS),
         weight=6,
     ),
     "mysql-nights": Kind(

@@ -24,6 +24,7 @@ from airflow_provider_cdc.errors import ExactnessError, PreflightError
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
 from harness.proxy import Proxy
+from harness.server_process import ServerProcess
 from harness.throw_away import throw_away
 from tests.consistency.mysql.test_failover import Fleet
 from tests.seeds import seeds
@@ -361,7 +362,7 @@ def test_a_replica_that_applies_old_changes_again_while_it_is_read(fleet: Replic
 class Name(Proxy):
     """A name that leads to several servers in turn."""
 
-    def __init__(self, *servers: MysqlServer) -> None:
+    def __init__(self, *servers: ServerProcess) -> None:
         self.turns = cycle(server.port for server in servers)
         super().__init__(0)
 

@@ -12,7 +12,6 @@ import pytest
 
 from airflow_provider_cdc.core.control import effective
 from airflow_provider_cdc.core.control.acts import act_on
-from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import LoginRefused, RunStopped
 from airflow_provider_cdc.jobs import spool as spooler_module
@@ -132,7 +131,7 @@ def test_a_task_that_reads_rows_again_holds_no_session_while_it_waits_and_leaves
     noted: list[bool] = []
     kept: Any = Kept()
     effective.publish(step.folder, effective.Effective(effective.PAUSE))
-    with ReadAgain(step.staging, kept, (), (), LockPolicy(), "", 0).session() as task:
+    with ReadAgain(step.staging, kept, (), (), "", 0).session() as task:
         task((0, 1))
         assert noted == [True]
         assert step.folder.files(effective.READERS)

@@ -32,7 +32,7 @@ ONLY = {
     # The server keeps slots and publications for runs, sessions share snapshots, and columns have numbers.
     "postgres": """
         acknowledge bound_view carries_pieces carry_images column_identities discard drop_unused follow give_up_past
-        keep_past keep_window kept_objects left_by_runs note_copies note_position release share_reads
+        keep_past keep_window kept_objects key_reader left_by_runs note_copies note_position release share_reads
         wait_until_visible
     """,
 }

@@ -22,6 +22,7 @@ from airflow_provider_cdc.sources.mysql.tables.cascades import parents_of, with_
 from airflow_provider_cdc.sources.mysql.tables.identity import identity_warnings
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables, resolve
 from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, Family, unsupported
+from airflow_provider_cdc.sources.replicas import planned_where
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +54,8 @@ def preflight(
         context.plans = [_plan(table, options) for table in context.tables]
         if settings.replicas:
             context.plans = [
-                _read_where(plan, table) for plan, table in zip(context.plans, context.tables, strict=True)
+                planned_where(plan, is_read_on_replicas(table, plan.consistency))
+                for plan, table in zip(context.plans, context.tables, strict=True)
             ]
         problems = problems_of(OF_A_REQUEST, Moment.PREFLIGHT, context)
         if settings.replicas and not problems:
@@ -89,11 +91,6 @@ def _plan(table: Table, options: TableOptions) -> TablePlan:
         reason += f"; deleting rows of {parents_of(table)}, or changing their keys, before it is read stops the run"
     reason += _policy_reason(table)
     return TablePlan(table.name, chosen, reason, table.rows, table.bytes, options.unrepresentable)
-
-
-def _read_where(plan: TablePlan, table: Table) -> TablePlan:
-    where = "on a replica" if is_read_on_replicas(table, plan.consistency) else "on the source"
-    return replace(plan, reason=f"{plan.reason}; read {where}")
 
 
 def _policy_reason(table: Table) -> str:

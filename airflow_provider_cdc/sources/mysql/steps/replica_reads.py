@@ -9,12 +9,11 @@ A chunk that is read on a replica counts like one that was read on the source (d
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count
+from functools import partial
 
 import pyarrow as pa
 
@@ -37,13 +36,13 @@ from airflow_provider_cdc.sources.mysql.checks.replicas import (
 from airflow_provider_cdc.sources.mysql.server.server import executed, replica_status, shown, started
 from airflow_provider_cdc.sources.mysql.server.session import Connection, RunSettings, session, value
 from airflow_provider_cdc.sources.mysql.steps.chunk_reader import Held, TableReader
+from airflow_provider_cdc.sources.replicas import name_of, raise_problems, session_on_replica
 from airflow_provider_cdc.sources.session import Kept, session_of
 
 _SLICE_SECONDS = 10.0
 _SOURCE_SECONDS = 60.0
 """How long the source may take to finish commits that a replica has already shown. With semisynchronous replication,
 these commits wait for acknowledgements."""
-_turns = count()
 
 
 @dataclass
@@ -72,7 +71,7 @@ class ReplicaSession:
         :raises ExactnessError: a check finds a problem.
         """
         context = self._context(source)
-        _raise(problems_of(REPLICAS, moment, context))
+        raise_problems(problems_of(REPLICAS, moment, context))
         return context
 
     def compare(self, moment: Moment, source: Connection, table: Table) -> None:
@@ -81,14 +80,14 @@ class ReplicaSession:
         :raises ExactnessError: a check finds a problem.
         """
         context = self._context(source, table)
-        _raise(problems_of(COMPARED, moment, context))
+        raise_problems(problems_of(COMPARED, moment, context))
         self.compared, self.searched = context.compared, context.searched
         self.check_table(source, table)
 
     def _context(self, source: Connection, *tables: Table) -> ReplicaContext:
         return ReplicaContext(
             connection=self.connection,
-            name=_name(self.replica),
+            name=name_of(self.replica),
             settings=self.replica,
             primary=source,
             primary_settings=self.settings,
@@ -110,7 +109,7 @@ class ReplicaSession:
         what = differences_of_tables(source, self.connection, [table.name]).get(table.name)
         if what is None:
             return
-        where = f"replica {_name(self.replica)}, {table.name}"
+        where = f"replica {name_of(self.replica)}, {table.name}"
         # A change that the source already shows may still be missing from its gtid_executed.
         if not shown(source) <= has_all:
             raise SourceUnavailable(
@@ -136,14 +135,14 @@ class ReplicaSession:
         if not self.settings.position <= found:
             raise SourceUnavailable(
                 "the replica lost transactions of the run's position meanwhile, so it was reset or restored",
-                where=_name(self.replica),
+                where=name_of(self.replica),
                 hint="retry the task",
             )
         until = time.monotonic() + _SOURCE_SECONDS
         while not self._is_committed(source, found):
             if time.monotonic() > until:
                 raise SourceUnavailable(
-                    f"the source has not finished transactions that the replica {_name(self.replica)} already shows",
+                    f"the source has not finished transactions that the replica {name_of(self.replica)} already shows",
                     where=self.settings.address,
                     hint="find out why commits on the source take so long (semisynchronous replication), then retry "
                     "the task",
@@ -153,7 +152,9 @@ class ReplicaSession:
 
     def _is_committed(self, source: Connection, found: GtidSet) -> bool:
         if errant := found - shown(source):
-            _raise([Problem(f"replica {_name(self.replica)}", errant_transactions(errant), "build the replica anew")])
+            raise_problems(
+                [Problem(f"replica {name_of(self.replica)}", errant_transactions(errant), "build the replica anew")]
+            )
         return _has(source, found, 1.0)
 
 
@@ -197,22 +198,13 @@ class _Reader(TableReader):
         with session(opened.settings) as source:
             start, found = opened.confirm(source, self._table)
         waited, opened.waited = opened.waited, 0.0
-        self.replica_read = ReplicaRead(opened.server_uuid, _name(opened.replica), self._rows, waited, str(found))
+        self.replica_read = ReplicaRead(opened.server_uuid, name_of(opened.replica), self._rows, waited, str(found))
         return start
 
 
 @contextmanager
 def _open(settings: RunSettings, wait_seconds: float) -> Iterator[ReplicaSession]:
-    replicas, first = settings.replicas, os.getpid() + next(_turns)
-    with ExitStack() as stack:
-        for number in range(first, first + len(replicas)):
-            replica = replicas[number % len(replicas)]
-            try:
-                connection = stack.enter_context(session(replica, reading=True))
-                break
-            except SourceUnavailable:
-                if number == first + len(replicas) - 1:
-                    raise
+    with session_on_replica(settings, partial(session, reading=True)) as (replica, connection):
         opened = ReplicaSession(connection, settings, replica, str(value(connection, "@@global.server_uuid")))
         with session(settings) as source:
             # Read the times before the values.
@@ -226,7 +218,7 @@ def _open(settings: RunSettings, wait_seconds: float) -> Iterator[ReplicaSession
                 raise SourceUnavailable(
                     f"the replica has lagged behind the run's position for {wait_seconds:.0f} s: it lacks "
                     f"{str(missing)[:200]}{_obstacles(connection)}",
-                    where=f"replica {_name(replica)}",
+                    where=f"replica {name_of(replica)}",
                     hint="find out why the replica lags (SHOW REPLICA STATUS), or raise `Read.replica_wait_seconds`",
                 )
         opened.waited = time.monotonic() - began
@@ -246,17 +238,6 @@ def _obstacles(connection: Connection) -> str:
     return "".join(f"; {name}: {text[:300]}" for name, text in found if text != harmless.get(name, ""))
 
 
-def _name(replica: ConnectionSettings) -> str:
-    return f"{replica.host}:{replica.port}"
-
-
-def _raise(problems: Sequence[Problem]) -> None:
-    if problems:
-        raise ExactnessError(
-            "; ".join(problem.what for problem in problems), where=problems[0].where, hint=problems[0].hint
-        )
-
-
 def replica_problems(
     settings: ConnectionSettings, source: Connection, tables: Sequence[Table], plans: Sequence[TablePlan]
 ) -> list[Problem]:
@@ -272,7 +253,7 @@ def replica_problems(
         with session(replica) as connection:
             context = ReplicaContext(
                 connection=connection,
-                name=_name(replica),
+                name=name_of(replica),
                 settings=replica,
                 primary=source,
                 primary_settings=settings,

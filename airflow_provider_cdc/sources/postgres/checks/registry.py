@@ -9,6 +9,7 @@ from airflow_provider_cdc.core.checks import Check, Moment, Raised
 from airflow_provider_cdc.sources.postgres.checks.asked import OF_A_REQUEST, OF_TABLES
 from airflow_provider_cdc.sources.postgres.checks.history import HISTORY
 from airflow_provider_cdc.sources.postgres.checks.past import PAST
+from airflow_provider_cdc.sources.postgres.checks.standbys import READ_ON_STANDBYS, STANDBYS
 
 # Declares the checks that sessions and readers make during a run, and the code that raises the error of each check.
 
@@ -161,4 +162,12 @@ READERS: tuple[Check[None], ...] = (
 )
 
 
-CHECKS: tuple[Check[Any], ...] = (*OF_A_REQUEST, *OF_TABLES, *HISTORY, *PAST, *READERS)
+CHECKS: tuple[Check[Any], ...] = (
+    *OF_A_REQUEST,
+    *OF_TABLES,
+    *HISTORY,
+    *PAST,
+    *STANDBYS,
+    *READ_ON_STANDBYS,
+    *READERS,
+)

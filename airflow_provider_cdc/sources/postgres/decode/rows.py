@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import psycopg
@@ -288,19 +288,35 @@ class RowReader(Protocol):
         """
 
 
+Reading: TypeAlias = "CopyStream | session.ReadingConnection"
+"""A session that reads rows of tables, without libpq (`CopyStream`) or with ADBC."""
+
+
 @contextmanager
 def open_rows(settings: ConnectionSettings, table: Table, kept: Kept | None = None) -> Iterator[RowReader]:
     """Open a session that reads rows of ``table``. The session ends with the block, unless it is ``kept``."""
-    with session_of(kept, "reading", lambda: _reading(settings)) as reading:
-        if isinstance(reading, CopyStream):
-            reading.where = str(table.name)
-            yield CopyReader(reading, table)
-        else:
-            yield AdbcReader(reading, table)
+    with session_of(kept, "reading", lambda: open_reading(settings)) as reading:
+        yield rows_of(reading, table)
+
+
+def rows_of(reading: Reading, table: Table) -> RowReader:
+    """Return a reader of rows of ``table`` in an open session."""
+    if isinstance(reading, CopyStream):
+        reading.where = str(table.name)
+        return CopyReader(reading, table)
+    return AdbcReader(reading, table)
+
+
+def ask(reading: Reading, sql: str) -> list[tuple[str | None, ...]]:
+    """Return the rows of a query whose columns are all text."""
+    if isinstance(reading, CopyStream):
+        return reading.ask(sql)
+    return [tuple(row.values()) for batch in session.read(reading, sql) for row in batch.to_pylist()]
 
 
 @contextmanager
-def _reading(settings: ConnectionSettings) -> Iterator[CopyStream | session.ReadingConnection]:
+def open_reading(settings: ConnectionSettings) -> Iterator[Reading]:
+    """Open a session that reads rows of tables."""
     if verified_tls.applies(settings):
         with suppress(_NotOpened), _verified(settings) as stream:
             yield stream
@@ -351,7 +367,7 @@ class AdbcReader:
         session.run(self._reading, sql)
 
     def ask(self, sql: str) -> list[tuple[str | None, ...]]:
-        return [tuple(row.values()) for batch in session.read(self._reading, sql) for row in batch.to_pylist()]
+        return ask(self._reading, sql)
 
     def read(self, source: str) -> Iterator[pa.RecordBatch]:
         for batch in session.read(self._reading, f"SELECT {types.select_list(self._table)} FROM {source}"):

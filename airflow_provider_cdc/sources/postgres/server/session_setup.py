@@ -8,7 +8,7 @@ share one address.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from airflow_provider_cdc.core.positions.position import Lsn
 from airflow_provider_cdc.errors import ConfigurationError, ExactnessError, LogGone, SourceReplaced
@@ -54,10 +54,14 @@ class RunSettings(ConnectionSettings):
 
     Every session that is opened with these settings checks that it has reached the server with the identity ``server``
     (from `server.identity`), and that the server's log includes ``position``.
+
+    :param standby: whether the sessions are those of a standby of this server. They check that the server that answers
+        may be one. Only `steps.standby_reads` finds out whether it replays the log of this server.
     """
 
     server: PostgresFacts = _ANY_SERVER
     position: Lsn = _ANY
+    standby: bool = False
 
 
 def of_run(settings: ConnectionSettings, facts: PostgresFacts, position: Lsn = _ANY) -> RunSettings:
@@ -67,6 +71,11 @@ def of_run(settings: ConnectionSettings, facts: PostgresFacts, position: Lsn = _
         server=facts,
         position=position,
     )
+
+
+def of_standby(standby: ConnectionSettings, facts: PostgresFacts) -> RunSettings:
+    """Return the settings of a ``standby`` for sessions of a run on the primary with these facts."""
+    return replace(of_run(standby, facts), standby=True)
 
 
 def statement(settings: ConnectionSettings) -> str:
@@ -99,7 +108,8 @@ def statement(settings: ConnectionSettings) -> str:
         columns += [
             "pg_catalog.pg_is_in_recovery()::text",
             "(SELECT s.system_identifier::text FROM pg_catalog.pg_control_system() s)",
-            TIMELINE,
+            # The timeline of the last restart point. The standby may replay a later one.
+            "(SELECT c.timeline_id::text FROM pg_catalog.pg_control_checkpoint() c)" if settings.standby else TIMELINE,
             "(SELECT d.oid::text FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())",
             START,
             f"pg_catalog.current_setting('{MEANING}')",
@@ -143,7 +153,7 @@ def check(settings: ConnectionSettings, row: Sequence[str | None]) -> None:
             "exclude the user of this connection in the trigger",
         )
     if isinstance(settings, RunSettings):
-        _check_server(settings, row[3:])
+        (_check_standby if settings.standby else _check_server)(settings, row[3:])
 
 
 def timeline(shown: str | None) -> str:
@@ -202,6 +212,28 @@ def _check_server(settings: RunSettings, row: Sequence[str | None]) -> None:
             "make sure that no other program uses or drops slots named cdc_…, and that the connection leads to "
             f"one server only. Then {_NEW_RUN}",
         )
+    _check_meaning(expected, meaning)
+
+
+def _check_standby(settings: RunSettings, row: Sequence[str | None]) -> None:
+    recovering, system, line, database, _, meaning, *_ = row
+    expected, what = settings.server, ""
+    if recovering != "true":
+        what = "it is no standby: it was promoted, or it never was one"
+    elif system != expected.system_identifier or database != expected.database_oid:
+        what = f"it has another system identifier or database than the source ({system}, database {database})"
+    elif line is None or int(line) > int(expected.timeline):
+        what = f"it follows timeline {line}, and the source is on timeline {expected.timeline}"
+    if what:
+        raise ExactnessError(
+            f"the server is not a standby of the source: {what}",
+            where=settings.address,
+            hint="name a standby that streams from the source, or remove it from `Read.read_conn_ids`",
+        )
+    _check_meaning(expected, meaning)
+
+
+def _check_meaning(expected: PostgresFacts, meaning: str | None) -> None:
     if expected.lc_monetary is not None and meaning != expected.lc_monetary:
         raise ExactnessError(
             f"was {expected.lc_monetary!r} when the run began and is {meaning!r} now, so values of the type money have "

@@ -11,13 +11,14 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.tables.table import Era, Table
-from airflow_provider_cdc.sources.api.source import ChunkReader, ConnectionSettings, Reading
+from airflow_provider_cdc.sources.api.source import ChunkReader, ConnectionSettings, KeyReader, Reading
 from airflow_provider_cdc.sources.api.window import UpperBound
 from airflow_provider_cdc.sources.postgres.catalog import schema_difference, types
+from airflow_provider_cdc.sources.postgres.checks.standbys import is_read_on_standbys
 from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.session import SharedView, session
 from airflow_provider_cdc.sources.postgres.slots import waits
-from airflow_provider_cdc.sources.postgres.steps import chunk_reader, snapshot
+from airflow_provider_cdc.sources.postgres.steps import chunk_reader, snapshot, standby_reads
 from airflow_provider_cdc.sources.postgres.steps.check_identity import check_published
 from airflow_provider_cdc.sources.session import Kept, keeping
 
@@ -32,6 +33,14 @@ class PostgresReading(Reading):
     view: SharedView | None
 
     def reader(self, table: Table, consistency: str, lock: LockPolicy) -> AbstractContextManager[ChunkReader]:
+        settings = self.settings
+        on_standby = is_read_on_standbys(table, consistency) and (consistency == "watermark" or self.view is None)
+        if settings.replicas and isinstance(settings, session_setup.RunSettings) and on_standby:
+            return standby_reads.open_reader(settings, table, lock.replica_wait_seconds, self._kept)
+        return chunk_reader.open_reader(settings, table, consistency, self.view, self._kept)
+
+    def key_reader(self, table: Table) -> AbstractContextManager[KeyReader]:
+        consistency = "exported" if self.view is not None else "again"
         return chunk_reader.open_reader(self.settings, table, consistency, self.view, self._kept)
 
     @contextmanager

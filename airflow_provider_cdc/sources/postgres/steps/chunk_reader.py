@@ -24,7 +24,7 @@ from airflow_provider_cdc.errors import (
     SourceUnavailable,
     TerminalError,
 )
-from airflow_provider_cdc.sources.api.source import ChunkReader, ConnectionSettings, ReplicaRead
+from airflow_provider_cdc.sources.api.source import ConnectionSettings, KeyReader, ReplicaRead
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.postgres.catalog import users_code
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
@@ -65,7 +65,7 @@ def open_reader(
     consistency: str,
     view: SharedView | None,
     kept: Kept | None = None,
-) -> Iterator[ChunkReader]:
+) -> Iterator[KeyReader]:
     """Open a session that reads chunks of ``table``. The session ends with the block, unless it is ``kept``.
 
     :raises SourceUnavailable: with ``exported``, the session that exported the shared snapshot has ended.
@@ -78,7 +78,7 @@ def open_reader(
         if consistency in ("watermark", "again") and table.details["kind"] in (VIEW, MATERIALIZED):
             raise ConfigurationError("a view can only be read in a shared snapshot", where=str(table.name))
         if consistency in ("watermark", "again"):
-            yield _Reader(settings, rows, table, None)
+            yield TableReader(settings, rows, table, None)
             return
         if view is None:
             raise SourceUnavailable(
@@ -88,12 +88,12 @@ def open_reader(
         with shared_view_errors(str(table.name)):
             rows.run(f"SET TRANSACTION SNAPSHOT {literal(view.snapshot)}")
         rows.run("SAVEPOINT chunk")
-        reader = _Reader(settings, rows, table, view.upper)
+        reader = TableReader(settings, rows, table, view.upper)
         yield reader
         reader.leave_view()
 
 
-class _Reader:
+class TableReader:
     """Reads chunks of one table in one session, and checks that the table is unchanged."""
 
     lock_seconds = 0.0

@@ -26,6 +26,7 @@ from airflow_provider_cdc.sources.postgres.server.server import naming_blockers
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote, session
 from airflow_provider_cdc.sources.postgres.slots import publications, slots, waits
 from airflow_provider_cdc.sources.postgres.slots.publications import warn_of_harm
+from airflow_provider_cdc.sources.postgres.steps.standby_reads import planned_on_standbys, standby_problems
 
 # Logs warnings during preflight, about settings that make a run costly, versions with defects, and unused slots.
 
@@ -197,6 +198,8 @@ def preflight(
                 replace(table, options=options, selection=parts(table.name)) for table in read_tables(catalog, names)
             ]
             plans = _plans(catalog, tables, options, publication)
+            if settings.replicas:
+                plans = planned_on_standbys(plans, tables)
             context = CatalogContext(catalog, tables=tables, plans=plans, publication=publication)
             return unresolved, context, problems_of(OF_TABLES, Moment.PREFLIGHT, context)
 
@@ -213,6 +216,8 @@ def preflight(
             may_publish=not found.missing_of_tables,
         )
         problems = problems_of(OF_A_REQUEST, Moment.PREFLIGHT, context) + problems_of_tables
+        if settings.replicas and not problems:
+            problems = standby_problems(settings, connection)
         if publication:
             read_catalog(connection, lambda catalog: warn_of_harm(catalog, publication, context.logged))
         advise(connection, context.tables)

@@ -1,0 +1,332 @@
+"""Copies whose tables are read on standbys: exact whatever the standbys lack or show, or refused with the reason.
+
+The oracle is the source itself, read while nobody writes, or PostgreSQL's own recovery to the position.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_provider_cdc.core.options.run import LockPolicy
+from airflow_provider_cdc.errors import ExactnessError, PreflightError, SourceUnavailable
+from harness.pipeline import Pipeline, published, settings_of
+from harness.postgres_recovery import PostgresRecovery
+from harness.postgres_server import PostgresServer
+from harness.proxy import Proxy
+from harness.throw_away import throw_away
+from tests.consistency.mysql.test_replicas import Name
+from tests.consistency.postgres.nights import FULL
+from tests.consistency.postgres.servers import VERSIONS, primary_of
+from tests.seeds import seeds
+from tests.soon import soon
+
+LONG = pytest.mark.long
+ROWS = 400
+OPTIONS = {"fsync": "on", "full_page_writes": "on", "wal_retrieve_retry_interval": "100ms"}
+Rows = dict[str, Counter[tuple[Any, ...]]]
+
+
+class Standbys:
+    """A source with standbys."""
+
+    def __init__(self, primary: PostgresServer, spark: SparkSession, folder: Path, stack: ExitStack) -> None:
+        self.primary, self.spark, self.folder, self.stack = primary, spark, folder, stack
+        self.pool = stack.enter_context(ThreadPoolExecutor(1))
+        self.number = 0
+        self.do(
+            "CREATE TYPE mood AS ENUM ('sad', 'glad')",
+            "CREATE TABLE stock (id int PRIMARY KEY, note text, mood mood)",
+            "CREATE TABLE visits (id int, note text)",
+            "CREATE TABLE prices (id int PRIMARY KEY, price money)",
+            *(FULL.format(name) for name in ("stock", "visits", "prices")),
+            f"INSERT INTO stock SELECT i, 'old', 'sad' FROM generate_series(10, {ROWS}) i",
+            "INSERT INTO visits SELECT i % 7, 'old' FROM generate_series(1, 50) i",
+            "INSERT INTO prices VALUES (1, 2.5)",
+        )
+
+    def do(self, *statements: str, server: PostgresServer | None = None) -> None:
+        with (server or self.primary).connect() as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+    def standby(self, of: PostgresServer | None = None, **options: str) -> PostgresServer:
+        directory = self.stack.enter_context(throw_away("cdc-standby-"))
+        server = (of or self.primary).standby(directory, options)
+        self.stack.callback(server.kill)
+        return server
+
+    def caught_up(self, standby: PostgresServer) -> None:
+        end = self.primary.query("SELECT pg_current_wal_flush_lsn()")[0][0]
+        soon(lambda: standby.query("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", (end,)), [(True,)])
+
+    def pause(self, standby: PostgresServer) -> None:
+        standby.query("SELECT pg_wal_replay_pause()")
+        # The replay pauses at its next record.
+        soon(lambda: self.write("pause") or standby.query("SELECT pg_get_wal_replay_pause_state()"), [("paused",)])
+
+    def run(self, *standbys: PostgresServer | Proxy, **more: Any) -> Pipeline:
+        self.number += 1
+        own = settings_of(self.primary)
+        settings = replace(own, replicas=tuple(replace(own, host=one.host, port=one.port) for one in standbys))
+        target, run_id = (self.folder / "lake").as_uri(), f"202602{self.number:02}T000000Z-00000000"
+        run = Pipeline(self.spark, settings, target, ["public.*"], run_id=run_id, spool="off", **more)
+        run.preflight()
+        return run
+
+    def begin(self, run: Pipeline) -> Rows:
+        """Fix the position of a run, while nobody writes. Return the rows at this position."""
+        run.lock_and_record()
+        return self.rows()
+
+    def rows(self) -> Rows:
+        tables = ("stock", "visits", "prices")
+        shown = {"prices": "id, price::text", "stock": "id, note, mood::text"}
+        return {
+            f"public.{name}": Counter(self.primary.query(f"SELECT {shown.get(name, '*')} FROM {name}"))
+            for name in tables
+        }
+
+    def snapshot(self, run: Pipeline) -> Future[dict[str, Any]]:
+        """Begin to read the tables."""
+        return self.pool.submit(run.snapshot)
+
+    def end(self, run: Pipeline, expected: Rows | None, reads: Future[dict[str, Any]] | None = None) -> Any:
+        """Finish the run, and compare. Return the standbys that were read.
+
+        :param expected: None: the run is exact at the end of its reads, since when nobody has written.
+        """
+        result = (self.snapshot(run) if reads is None else reads).result()
+        run.extract_delta()
+        tables = run.consolidate()["published"]
+        assert {name: Counter(published(uri)[1]) for name, uri in tables.items()} == (expected or self.rows())
+        return result["replicas"]
+
+    def write(self, note: str, server: PostgresServer | None = None) -> None:
+        self.do(
+            f"UPDATE stock SET note = '{note}', mood = 'glad' WHERE id % 3 = 0",
+            "DELETE FROM stock WHERE id % 7 = 1",
+            f"INSERT INTO stock SELECT max(id) + 1, '{note}' FROM stock",
+            "UPDATE stock SET id = id + 100000 WHERE id % 11 = 2 AND id < 100000",
+            f"UPDATE visits SET note = '{note}'",
+            "UPDATE prices SET price = price + 1::money",
+            server=server,
+        )
+
+    def waits(self, server: PostgresServer) -> bool:
+        """Whether a session of the run waits on a standby."""
+        return self._is_in(server, "%pg_get_wal_replay_pause_state%")
+
+    def is_read(self, server: PostgresServer) -> bool:
+        """Whether a session of the run has begun to read chunks on a standby."""
+        return self._is_in(server, 'COPY %ONLY "public"."stock"%') or self._is_in(server, "COMMIT")
+
+    def _is_in(self, server: PostgresServer, statement: str) -> bool:
+        sql = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE %s AND pid <> pg_backend_pid()"
+        return bool(server.query(sql, (statement,))[0][0])
+
+
+@pytest.fixture
+def pair(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Iterator[Standbys]:
+    version = getattr(request, "param", VERSIONS[-1])
+    with ExitStack() as stack:
+        primary = stack.enter_context(primary_of(version, **OPTIONS))
+        yield Standbys(primary, spark, tmp_path, stack)
+
+
+@pytest.mark.slow
+def test_reads_wait_for_a_lagging_standby_and_changes_that_it_shows_are_undone(pair: Standbys) -> None:
+    """The standby stops before the position is fixed. It has later changes, too, when the tables are read."""
+    standby = pair.standby()
+    run = pair.run(standby)
+    where = {plan.table.name: plan.reason.rpartition("; ")[2] for plan in run.plans}
+    assert where == {"stock": "read on a replica", "visits": "read on the source", "prices": "read on the source"}
+    pair.pause(standby)
+    pair.write("before")
+    expected = pair.begin(run)
+    pair.write("after")
+    source = run.source.of_run(*run.source.here())
+    (stock,) = [table for table in source.tables_of(run.plans) if table.name.name == "stock"]
+    lagging = pytest.raises(SourceUnavailable, match=r"has lagged behind position .* its replay is paused")
+    with lagging, source.reader(stock, "watermark", LockPolicy(replica_wait_seconds=0)):
+        pass
+    reads = pair.snapshot(run)
+    soon(lambda: pair.waits(standby), True)
+    standby.query("SELECT pg_wal_replay_resume()")
+    (read,) = pair.end(run, expected, reads).values()
+    assert read["waited"] > 0
+    assert read["rows"] > ROWS // 2
+    # What a run without REPLICA IDENTITY FULL reads again, it reads on the source.
+    pair.do("ALTER TABLE stock REPLICA IDENTITY DEFAULT")
+    with Proxy(standby.port) as name:
+        run = pair.run(name, chunk_rows=20)
+        assert {plan.table.name: plan.consistency for plan in run.plans}["stock"] == "again"
+        run.lock_and_record()
+        statements = count()
+        name.meanwhile = lambda: next(statements) % 8 == 7 and pair.write("while tables are read")
+        reads = pair.snapshot(run)
+        assert reads.result()["keys_again"] > 0
+        assert pair.end(run, None, reads)
+
+
+@pytest.mark.slow
+def test_what_is_no_standby_of_the_source_is_refused(pair: Standbys) -> None:
+    """A copy of the source's files has its system identifier and its timeline, and gives the same positions to other
+    transactions. A standby of the copy cannot be told from one of the source, until it has to show transactions."""
+    copy = pair.standby()
+    run = pair.run(copy)
+    for change, back, message in (
+        ("SELECT pg_wal_replay_pause()", "SELECT pg_wal_replay_resume()", "its replay is paused"),
+        ("ALTER SYSTEM SET recovery_min_apply_delay = '1h'", "ALTER SYSTEM RESET ALL", "delay is 1h"),
+    ):
+        pair.do(change, "SELECT pg_reload_conf()", server=copy)
+        with pytest.raises(PreflightError, match=message):
+            soon(lambda: pair.run(copy) and None, "refused")
+        pair.do(back, "SELECT pg_reload_conf()", server=copy)
+    with pytest.raises(PreflightError, match="it is no standby"):
+        pair.run(pair.primary)
+    copy.stop()
+    (copy.data / "standby.signal").unlink()
+    copy.restart({})
+    standby = pair.standby(copy)
+    with Proxy(standby.port) as name:
+        run = pair.run(name)
+        expected = pair.begin(run)
+        pair.write("of the copy", copy)
+        pair.write("of the source")
+        position = run.plans and pair.primary.query("SELECT pg_current_wal_flush_lsn()::text")[0][0]
+        while copy.query("SELECT pg_current_wal_flush_lsn() <= %s::pg_lsn", (position,)) == [(True,)]:
+            pair.do("SELECT pg_switch_wal()", "UPDATE visits SET note = note", server=copy)
+        with pytest.raises(ExactnessError, match="does not replay the log of the source"):
+            run.snapshot()
+        # The same run goes on with a standby of the source.
+        name.target = pair.standby().port
+        assert pair.end(run, expected)
+    pair.do("SELECT pg_promote()", server=standby)
+    with pytest.raises(PreflightError, match="it is no standby: it was promoted"):
+        pair.run(standby)
+    with pytest.raises(PreflightError, match="it follows timeline 2, and the source is on timeline 1"):
+        pair.run(pair.standby(standby))
+
+
+@LONG
+@pytest.mark.parametrize("how", ["kill", "promote", "stop"])
+def test_a_standby_that_goes_away_in_mid_read(how: str, pair: Standbys) -> None:
+    """The other standby is read instead. It streams from the first one, or no longer gets any log."""
+    first = pair.standby()
+    second = pair.standby(first if how == "stop" else None)
+    run = pair.run(first, second, chunk_rows=20, chunk_pause=0.3)
+    expected = pair.begin(run)
+    pair.write("after")
+    pair.caught_up(first)
+    pair.caught_up(second)
+    reads = pair.snapshot(run)
+    soon(lambda: any(map(pair.is_read, (first, second))), True)
+    gone = first if how != "stop" and pair.is_read(first) else second
+    if how == "promote":
+        pair.do("SELECT pg_promote()", server=gone)
+        pair.write("promoted", gone)
+        with pytest.raises(ExactnessError, match="it is no standby: it was promoted"):
+            reads.result()
+        return
+    gone.kill() if how == "kill" else gone.stop()
+    pair.write("later")
+    (read,) = pair.end(run, expected, reads).values()
+    (left,) = {first, second} - {gone}
+    assert read["address"] == f"{left.host}:{left.port}"
+
+
+@LONG
+def test_a_conflict_with_the_replay_ends_a_read_and_the_part_is_read_again(pair: Standbys) -> None:
+    """Between the read of a chunk and the check of its table, the session has a lock that the replay needs."""
+    standby = pair.standby(max_standby_streaming_delay="0", hot_standby_feedback="off")
+    with Proxy(standby.port) as name:
+        run = pair.run(name, chunk_rows=20)
+        expected = pair.begin(run)
+        statements = count()
+
+        def conflict() -> None:
+            if next(statements) < 30:
+                pair.write("meanwhile")
+                pair.do("BEGIN", "LOCK TABLE stock IN ACCESS EXCLUSIVE MODE", "COMMIT", "VACUUM stock")
+                pair.caught_up(standby)
+
+        name.meanwhile = conflict
+        assert pair.end(run, expected)
+    conflicts = "SELECT sum(confl_lock + confl_snapshot + confl_bufferpin) > 0 FROM pg_stat_database_conflicts"
+    soon(lambda: standby.query(conflicts), [(True,)])
+
+
+@LONG
+@pytest.mark.parametrize("pair", VERSIONS, indirect=True)
+@pytest.mark.parametrize("seed", seeds())
+def test_random_writes_on_the_source_while_a_chain_of_standbys_is_read(seed: int, pair: Standbys) -> None:
+    """A recovery to the position has the same rows. The second standby streams from the first; both lag."""
+    first = pair.standby(max_standby_streaming_delay="1s")
+    second = pair.standby(first, hot_standby_feedback="on")
+    more = ("stock_2", "stock_3", "stock_4")
+    for name in more:
+        pair.do(f"CREATE TABLE {name} (LIKE stock INCLUDING ALL)", FULL.format(name), f"INSERT INTO {name} TABLE stock")
+    directory = pair.stack.enter_context(throw_away("cdc-recovery-"))
+    oracle = pair.stack.enter_context(PostgresRecovery(pair.primary, directory))
+    # A name that leads to both in turn.
+    read = (pair.stack.enter_context(Name(first, second)),) if seed % 2 else (first, second)
+    run = pair.run(*read, chunk_rows=30, chunk_pause=0.02)
+    done = threading.Event()
+
+    def write(number: int) -> None:
+        mine = random.Random(seed * 100 + number)
+        while not done.is_set():
+            key, other = mine.randrange(2 * ROWS), mine.randrange(2 * ROWS)
+            stock = mine.choice(("stock", *more))
+            pair.do(
+                mine.choice(
+                    (
+                        f"UPDATE {stock} SET note = 'w{number} {other}' WHERE id BETWEEN {key} AND {key + 5}",
+                        f"INSERT INTO {stock} VALUES ({key}, 'r') ON CONFLICT (id) DO UPDATE SET note = '{other}'",
+                        f"DELETE FROM {stock} WHERE id IN ({key}, {other})",
+                        f"UPDATE {stock} SET id = {2 * ROWS + other * 3 + number} WHERE id = {key}",
+                        f"INSERT INTO visits VALUES ({key}, 'v{number}')",
+                        f"DELETE FROM visits WHERE id = {key}",
+                        f"VACUUM {stock}",
+                    )
+                )
+            )
+
+    def lag() -> None:
+        mine = random.Random(seed)
+        while not done.wait(mine.random()):
+            server = mine.choice((first, second))
+            server.query("SELECT pg_wal_replay_pause()")
+            done.wait(mine.random())
+            server.query("SELECT pg_wal_replay_resume()")
+
+    with ThreadPoolExecutor(4) as pool:
+        acting = [pool.submit(write, number) for number in range(3)]
+        try:
+            position = run.lock_and_record()
+            acting.append(pool.submit(lag))
+            result = run.snapshot()
+        finally:
+            done.set()
+        for one in acting:
+            one.result()
+    assert result["replicas"]
+    run.extract_delta()
+    tables = run.consolidate()["published"]
+    oracle.advance_to(str(position))
+    with oracle.connect() as connection:
+        for name in ("stock", *more, "visits"):
+            rows = connection.execute(f"SELECT * FROM {name}".encode()).fetchall()
+            assert Counter(published(tables[f"public.{name}"])[1]) == Counter(rows), name
