@@ -36,6 +36,7 @@ KERNELS = (
 AIRFLOWS = ("backfill", "browser", "lost_airflow", "nightly")
 """Tests that start all components of Airflow, and take minutes."""
 
+DATABASES = ("mysql", "postgres")
 PARTS = "test_parts_of_tables.py::test_no_row_of_a_part_differs_after_any_night"
 PAST = "test_as_of.py::test_no_row_differs_from_the_past"
 STANDBYS = "test_standbys.py::test_random_writes_on_the_source_while_a_chain_of_standbys_is_read"
@@ -61,6 +62,11 @@ KINDS: Mapping[str, Kind] = {
     "postgres-nights": Kind(
         "chains of nights on PostgreSQL, and their changes",
         _histories("postgres", "test_roll_forward.py", CHANGES),
+        weight=4,
+    ),
+    "failovers": Kind(
+        "nights with a failover at a random instant, with or without lost transactions, and their changes",
+        tuple(f"tests/consistency/{name}/test_failover.py::test_random_nights_with_a_failover" for name in DATABASES),
         weight=4,
     ),
     "mysql-schema-changes": Kind(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, settings_of
 from harness.throw_away import throw_away
 from tests.consistency.comparing import assert_same_copies
+from tests.consistency.failovers import OPTIONS, History
+from tests.seeds import chain_length, seeds
 from tests.soon import soon
 
 LONG = pytest.mark.long
@@ -95,7 +97,7 @@ class Fleet:
             f"UPDATE stock SET note = '{note}' WHERE id % 2",
             f"UPDATE visits SET note = '{note}' WHERE id % 2 = 0",
             f"INSERT INTO stock (note) VALUES ('{note}'), ('{note}')",
-            f"INSERT INTO visits VALUES (1, '{note}'), (1, '{note}')",
+            f"INSERT INTO visits (id, note) VALUES (1, '{note}'), (1, '{note}')",
             "DELETE FROM stock WHERE id % 5 = 0",
         )
 
@@ -422,3 +424,52 @@ def test_a_run_whose_position_was_lost_does_not_begin_again(fleet: Fleet) -> Non
         run.record()
     # A new run reads the tables.
     fleet.next_night(forward=False)
+
+
+class Switched:
+    """A fleet of which one replica may take over."""
+
+    schema = "shop"
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.replica: MysqlServer | None = fleet.replica("standby")
+
+    def do(self, *statements: str) -> None:
+        self.fleet.do(*statements)
+
+    def write(self, note: str) -> None:
+        self.fleet.write(note)
+
+    def select(self, table: str, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+        return list(self.fleet.primary.query(f"SELECT {', '.join(columns)} FROM shop.{table}"))
+
+    def begin(self, *, again: bool) -> Pipeline:
+        return self.fleet.night("auto", again=again, **OPTIONS)
+
+    def has_standby(self) -> bool:
+        return self.replica is not None
+
+    def cut_off(self) -> None:
+        assert self.replica is not None
+        self.replica.query("STOP REPLICA")
+
+    def promote(self, *, lost: bool) -> None:
+        assert self.replica is not None
+        if not lost:
+            self.fleet.caught_up(self.replica)
+        self.fleet.take_over(self.replica)
+        self.replica = None
+
+
+@LONG
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", seeds())
+def test_random_nights_with_a_failover(seed: int, fleet: Fleet) -> None:
+    servers = Switched(fleet)
+    history = History(servers, seed)
+    history.night()
+    for number in range(chain_length(2)):
+        if servers.replica is None:
+            servers.replica = fleet.replica(f"standby-{number}")
+        history.night()

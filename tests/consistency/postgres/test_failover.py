@@ -7,9 +7,10 @@ been given again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -18,8 +19,10 @@ from airflow_provider_cdc.errors import SourceReplaced
 from harness.pipeline import Pipeline
 from harness.postgres_server import SUPERUSER, PostgresServer
 from harness.throw_away import throw_away
+from tests.consistency.failovers import OPTIONS, History
 from tests.consistency.postgres.nights import FULL, Nights
 from tests.consistency.postgres.servers import VERSIONS, primary_of
+from tests.seeds import chain_length, seeds
 from tests.soon import soon
 
 SYNCHRONIZE_SINCE = 17
@@ -224,3 +227,49 @@ def test_a_time_in_the_past_on_the_server_that_took_over(spark: SparkSession, tm
         pair.nights.check(run.finish()["published"])
         pair.write("after the switch")
         pair.next_night(forward=True)
+
+
+class Promoted:
+    """A pair whose standby may take over."""
+
+    schema = "public"
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
+
+    def do(self, *statements: str) -> None:
+        self.pair.nights.do(*statements)
+
+    def write(self, note: str) -> None:
+        self.pair.write(note)
+
+    def select(self, table: str, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+        return list(self.pair.primary.query(f"SELECT {', '.join(columns)} FROM {table}"))
+
+    def begin(self, *, again: bool) -> Pipeline:
+        self.pair.nights.number -= again
+        return self.pair.nights.night("auto", standing_slot_hours=0, **OPTIONS)
+
+    def has_standby(self) -> bool:
+        return self.pair.primary is not self.pair.standby
+
+    def cut_off(self) -> None:
+        self.pair.standby.restart({"primary_conninfo": ""})
+
+    def promote(self, *, lost: bool) -> None:
+        if not lost:
+            self.pair.caught_up()
+        self.pair.take_over()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", seeds())
+def test_random_nights_with_a_failover(seed: int, spark: SparkSession, tmp_path: Path) -> None:
+    with pair_of(VERSIONS[-1 - seed % 2], spark, tmp_path) as pair:
+        if seed % 4 < 2 and pair.primary.binaries.major >= SYNCHRONIZE_SINCE:
+            pair.first()
+            pair.synchronize()
+        history = History(Promoted(pair), seed)
+        for _ in range(chain_length(2) + 1):
+            history.night()
