@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ class RestartedRun(SpooledRun):
     """A `SpooledRun` with a third table, ``shop.visits``, which has a key. ``expected`` has the rows at the position to
     which the run moves. The tables in ``names`` are compared, and those in ``changed`` are changed. ``acts`` has, by
     the number of the manifest, what happens after the read of each part. Afterwards, each part is followed by changes.
+    ``reads`` counts the reads of each part, by the name of its table and its number.
     """
 
     def __init__(self, server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
@@ -47,7 +48,30 @@ class RestartedRun(SpooledRun):
         self.acts: dict[int, list[Callable[[], None]]] = {}
         self.between = self._act
         self.points: list[InitialPoint] = []
+        self.reads: Counter[tuple[str, int]] = Counter()
         monkeypatch.setattr(later_position, "record_point", self.record_point)
+
+    def _run_tasks(
+        self,
+        spark: Any,
+        title: str,
+        orders: Sequence[Any],
+        work: Any,
+        done: Any = lambda result: None,
+        **arguments: Any,
+    ) -> list[Any]:
+        tables = {part.number: part.table for part in orders} if title == "read chunks" else {}
+
+        def count_and_record(result: Any) -> None:
+            if tables:
+                name = self.manifest.tables[tables[result.part]].table.name.name
+                self.reads[name, result.part] += 1
+            done(result)
+
+        return super()._run_tasks(spark, title, orders, work, count_and_record, **arguments)
+
+    def parts_read(self, names: Collection[str]) -> Counter[tuple[str, int]]:
+        return Counter({read: times for read, times in self.reads.items() if read[0] in names})
 
     def _act(self) -> None:
         acts = self.acts.get(Run.load(self.pipeline.run).generation)
@@ -112,11 +136,22 @@ def kept_on(server: Server) -> set[str]:
 
 
 def test_only_the_altered_table_is_read_again_although_the_log_was_let_go(run: RestartedRun) -> None:
-    """It is altered twice, and the source removes the log before each move and after it."""
-    run.acts = {1: [run.spool] * 3 + [run.alter], 2: [run.spool] * 2 + [run.alter], 3: [run.spool]}
+    """It is altered twice, and the source removes the log before each move and after it. When it is altered first, the
+    other tables are half read: their parts from before the alteration count, and each part is read once."""
+    kept, half_read = kept_on(run.server), Counter[tuple[str, int]]()
+
+    def alter_in_the_middle_of_reads() -> None:
+        half_read.update(run.parts_read(kept))
+        run.alter()
+
+    run.acts = {1: [run.spool] * 3 + [alter_in_the_middle_of_reads], 2: [run.spool] * 2 + [run.alter], 3: [run.spool]}
     run.pipeline.snapshot()
     assert [list(restart.tables) for restart in run.present.restarts] == [["shop.orders"]] * 2
-    assert run.kept == dict.fromkeys(kept_on(run.server), "1")
+    assert run.kept == dict.fromkeys(kept, "1")
+    read = run.parts_read(kept)
+    assert half_read, "no part was read before the alteration"
+    assert half_read < read, "no part was read after the alteration"
+    assert {*read.values()} == {1}, "a part was read twice"
     assert run.log_of_position_is_gone()
     if isinstance(run.server, PostgresServer):
         # The slots keep no log from before the present position. The slot of the second manifest is not needed.
