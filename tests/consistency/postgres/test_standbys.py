@@ -73,8 +73,13 @@ class Standbys:
 
     def pause(self, standby: PostgresServer) -> None:
         standby.query("SELECT pg_wal_replay_pause()")
+
         # The replay pauses at its next record.
-        soon(lambda: self.write("pause") or standby.query("SELECT pg_get_wal_replay_pause_state()"), [("paused",)])
+        def state() -> list[tuple[Any, ...]]:
+            self.write("pause")
+            return standby.query("SELECT pg_get_wal_replay_pause_state()")
+
+        soon(state, [("paused",)])
 
     def run(self, *standbys: PostgresServer | Proxy, **more: Any) -> Pipeline:
         self.number += 1
@@ -174,7 +179,12 @@ def test_reads_wait_for_a_lagging_standby_and_changes_that_it_shows_are_undone(p
         assert {plan.table.name: plan.consistency for plan in run.plans}["stock"] == "again"
         run.lock_and_record()
         statements = count()
-        name.meanwhile = lambda: next(statements) % 8 == 7 and pair.write("while tables are read")
+
+        def meanwhile() -> None:
+            if next(statements) % 8 == 7:
+                pair.write("while tables are read")
+
+        name.meanwhile = meanwhile
         reads = pair.snapshot(run)
         assert reads.result()["keys_again"] > 0
         assert pair.end(run, None, reads)
