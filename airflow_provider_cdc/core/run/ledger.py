@@ -166,6 +166,8 @@ _KINDS: dict[str, type[Entry]] = {
     kind.__name__: kind
     for kind in (Begun, Moved, PieceTaken, ReadsEnded, Extracted, FilesCommitted, CopiesPublished, Ended)
 }
+_decoded: dict[str, Entry] = {}
+"""The entries that this process decoded last, by their digests."""
 
 
 @dataclass(frozen=True)
@@ -315,14 +317,20 @@ class Ledger:
         return present if present.chain[: len(chain)] == chain else None
 
     def _after(self, state: State, name: str, data: Mapping[str, Any]) -> State:
-        entry = self._decode(name, data)
+        digest = records.digest_of(data)
+        # A process opens the ledger of its run several times, and the manifest of hundreds of tables is large.
+        if (entry := _decoded.get(digest)) is None:
+            entry = self._decode(name, data)
+            if len(_decoded) >= _FEW:
+                _decoded.clear()
+            _decoded[digest] = entry
         if not state.permits(entry):
             raise ManifestError(
                 f"the entry {type(entry).__name__} cannot follow the entries before it",
                 where=self._folder.uri_of(name),
                 hint=records.HINT,
             )
-        return state.after(records.digest_of(data), entry)
+        return state.after(digest, entry)
 
     def _decode(self, name: str, data: Mapping[str, Any]) -> Entry:
         where = self._folder.uri_of(name)
