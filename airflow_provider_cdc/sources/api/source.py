@@ -580,7 +580,7 @@ def check_load(source: Planning, signals: Collection[str]) -> None:
 class ReplicaRead:
     """A read of chunks on a replica: the replica's ``server_uuid`` and ``address``, the number of ``rows``, the seconds
     that the read ``waited`` for positions, and a position, as text, with everything that the replica may have
-    ``shown``. Servers of PostgreSQL have no UUID, and are told apart by the time at which they were started."""
+    ``shown``. A server of PostgreSQL has no UUID: ``server_uuid`` is the time at which it was started."""
 
     server_uuid: str
     address: str

@@ -1,8 +1,8 @@
 """Checks of a standby on which a run reads tables (`ConnectionSettings.replicas`).
 
-A standby is a copy of the primary, block by block, and nobody can write on it. So a read on a standby is as good as a
-read on the primary if the standby replays the log of this very primary, and has replayed all of the run's position
-(docs/design/replicas.md). `steps.standby_reads` waits for the position, and lets each standby prove after its reads
+A standby is a copy of the primary, block by block, and no session can write on it. So a read on a standby is as good as
+a read on the primary if the standby replays the log of this primary, and has replayed all of the run's position
+(docs/design/replicas.md). `steps.standby_reads` waits for the position, and checks after the reads of each standby
 which log it replays.
 """
 
