@@ -13,12 +13,14 @@ This module imports none of its libraries, so both the Airflow code and the Spar
 | `databricks_request` | apache-airflow-providers-databricks 7.8.1 to 7.23.0 |
 | `keeps_native_types` | apache-airflow 3.1.5 to 3.3.2 |
 | `supervisor_channel`, `runs_dag_code`, `PRE_EXECUTE_HOOK` | apache-airflow 3.1.5 to 3.3.2 |
+| `hide_answers_of_aws` | botocore 1.44.8 |
 | `raise_undefined` | jinja2 3.1.6 |
 | `start_jvm`, `has_context`, `name_user`, `is_stopped`, `executor_count` | pyspark 4.1.0 to 4.2.0 |
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -73,6 +75,18 @@ def databricks_request(hook: Any, method: str, path: str, fields: dict[str, Any]
     """
     answer: dict[str, Any] = hook._do_api_call((method, path), fields, wrap_http_errors=False)
     return answer
+
+
+def hide_answers_of_aws() -> None:
+    """Let botocore not log what it sends and gets. At the level DEBUG, it logs whole requests and answers, so the log of
+    a task would show the secrets in them."""
+    for name in ("botocore.endpoint", "botocore.parsers"):
+        # An equal filter is added only once.
+        logging.getLogger(name).addFilter(_is_above_debug)
+
+
+def _is_above_debug(record: logging.LogRecord) -> bool:
+    return record.levelno > logging.DEBUG
 
 
 def keeps_native_types(operator: type[_Operator]) -> type[_Operator]:

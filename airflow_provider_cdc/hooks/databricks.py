@@ -54,7 +54,7 @@ runpy.run_path(SparkFiles.get(app.rpartition("/")[2]), run_name="__main__")
 """The program that the clusters execute."""
 REQUEST_SECONDS = 60
 """How long a request may take, in seconds. A driver may wait for its settings meanwhile."""
-_REFUSED = (400, 403)
+_REFUSED = (400, 403, 404)
 _ENDED = ("TERMINATED", "SKIPPED", "INTERNAL_ERROR")
 _PAGE = 24
 
@@ -63,18 +63,21 @@ class RequestRefused(Exception):
     """Databricks refuses a request.
 
     :param status: the HTTP status.
+    :param code: the error code of the service. Empty: the answer is not from the service.
     """
 
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(f"{message} (HTTP status {status})")
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(f"{code + ': ' if code else ''}{message} (HTTP status {status})")
         self.status = status
+        self.code = code
 
 
 class Databricks:
     """A workspace of Databricks.
 
     :param settings: those of the connection.
-    :raises ConfigurationError: the connection to the workspace does not exist, or names no host.
+    :raises ConfigurationError: the connection to the workspace does not exist, is of another type, or names no host;
+        or ``spark_conf`` of the cluster is not an object.
     """
 
     kind = KIND
@@ -85,7 +88,11 @@ class Databricks:
         self.target = _host(settings)
         self.limit_seconds = settings.limit_minutes * 60
         self._settings = settings
-        self._cluster = settings.cluster
+        # In a form, null is a field that is not set.
+        self._cluster = {name: value for name, value in settings.cluster.items() if value is not None}
+        if not isinstance(self._cluster.get("spark_conf", {}), Mapping):
+            hint = 'write it as {"name": "value", …}'
+            raise ConfigurationError("it is not a JSON object", where=f"{self._where}, cluster, spark_conf", hint=hint)
 
     @cached_property
     def _hook(self) -> Any:
@@ -106,7 +113,7 @@ class Databricks:
             return databricks_request(self._hook, method, path, fields)
         except HTTPError as error:
             answer: Any = error.response
-            raise RequestRefused(answer.status_code, _message(answer)) from error
+            raise RequestRefused(answer.status_code, *_code_and_message(answer)) from error
 
     def check(self, *, here: bool) -> Sequence[Problem]:
         try:
@@ -147,7 +154,7 @@ class Databricks:
 
     def _node_problems(self, types: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
         where, cluster = f"{self._where}, cluster", self._cluster
-        names = [cluster[name] for name in ("node_type_id", "driver_node_type_id") if cluster.get(name)]
+        names = [str(cluster[name]) for name in ("node_type_id", "driver_node_type_id") if cluster.get(name)]
         if unknown := sorted({*names} - {*types}):
             yield Problem(where, f"the workspace has no node type {', '.join(unknown)}", "choose others")
             return
@@ -253,6 +260,10 @@ def _host(settings: SparkPlatformSettings) -> str:
         connection = BaseHook.get_connection(settings.conn_id)
     except AirflowNotFoundException:
         raise ConfigurationError(f"no connection {settings.conn_id!r}", where=where, hint=hint) from None
+    if connection.conn_type != KIND:
+        # Its password must not be sent as a token.
+        what = f"the connection {settings.conn_id!r} is of the type {connection.conn_type}"
+        raise ConfigurationError(what, where=where, hint=hint)
     # As the hook reads it.
     host = str(connection.extra_dejson.get("host") or connection.host or "").rstrip("/")
     if not host:
@@ -260,18 +271,21 @@ def _host(settings: SparkPlatformSettings) -> str:
     return urlsplit(host).hostname or host
 
 
-def _message(response: Any) -> str:
+def _code_and_message(response: Any) -> tuple[str, str]:
     """Return what an answer says about an error."""
     try:
         body = response.json()
-        return f"{body['error_code']}: {body['message']}"
+        return str(body["error_code"]), str(body["message"])
     except (KeyError, TypeError, ValueError):
-        return str(response.reason)
+        return "", str(response.reason)
 
 
 def _is_gone(error: RequestRefused) -> bool:
-    # Of a run that does not exist, some versions of the service say that the parameter is invalid.
-    return error.status == 404 or (error.status == 400 and "does not exist" in str(error))
+    """Return whether the service itself says that there is no such run. A proxy may answer with the same status."""
+    # Some versions of the service say that the parameter is invalid.
+    return error.code == "RESOURCE_DOES_NOT_EXIST" or (
+        error.code == "INVALID_PARAMETER_VALUE" and "does not exist" in str(error)
+    )
 
 
 def _is_temporary(error: Exception) -> bool:

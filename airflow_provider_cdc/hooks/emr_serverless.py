@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
+from airflow_provider_cdc.compat import hide_answers_of_aws
 from airflow_provider_cdc.errors import Problem, SparkFailed
 from airflow_provider_cdc.hooks.platforms import JobGoneError, JobSpec, JobState, Phase
 from airflow_provider_cdc.hooks.spark import SparkPlatformSettings
@@ -48,6 +49,8 @@ class EmrServerless:
         # Opened once, because a task that is being killed cannot ask Airflow for a connection.
         from airflow.providers.amazon.aws.hooks.emr import EmrServerlessHook
 
+        # The definition of a job has the nonce.
+        hide_answers_of_aws()
         return EmrServerlessHook(aws_conn_id=self._settings.conn_id or None).conn
 
     def check(self, *, here: bool) -> Sequence[Problem]:

@@ -15,18 +15,22 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_cdc.compat import hide_answers_of_aws
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, SourceUnavailable
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.sources.api.source import ConnectionSettings
 
-AWS = re.compile(r"arn:aws[\w-]*:secretsmanager:([a-z0-9-]+):\d{12}:secret:[\w/+=.@-]+")
+AWS = re.compile(r"arn:aws[\w-]*:secretsmanager:([a-z0-9-]+):\d{12}:secret:[\w/+=.@-]+", re.ASCII)
 """The ARN of a secret of AWS. It has the region."""
-GOOGLE = re.compile(r"projects/[\w:.-]+/secrets/[\w-]+/versions/(?:\d+|latest|[\w-]+)")
+GOOGLE = re.compile(r"projects/\w[\w:.-]*/secrets/[\w-]+/versions/[\w-]+", re.ASCII)
 """The name of a version of a secret of Google."""
 GOOGLE_URL = "https://secretmanager.googleapis.com/v1"
 KEPT_SECONDS = 300.0
 """How long a process uses a secret before it reads it again, in seconds."""
+CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 60.0
+"""How long one attempt to reach a store, and its answer, may take, in seconds."""
+_THROTTLED = re.compile("Throttl|TooManyRequests|RequestLimitExceeded|SlowDown")
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _kept: dict[str, tuple[float, str]] = {}
 
@@ -37,7 +41,8 @@ def is_reference(text: str) -> bool:
 
 
 def read_secret(settings: ConnectionSettings) -> str:
-    """Return the password that ``settings.secret_ref`` names. It is the secret itself, or its field ``password``.
+    """Return the password that ``settings.secret_ref`` names. It is the secret itself without line breaks at its end, or
+    its field ``password``.
 
     :raises ConfigurationError: this process may not read the secret, there is none, or it has no password.
     :raises SourceUnavailable: the store does not answer.
@@ -46,7 +51,7 @@ def read_secret(settings: ConnectionSettings) -> str:
     until, password = _kept.get(name, (0.0, ""))
     if time.monotonic() < until:
         return password
-    read: Callable[[ConnectionSettings], str] = _read_aws if AWS.fullmatch(name) else _read_google
+    read: Callable[[ConnectionSettings], bytes] = _read_aws if AWS.fullmatch(name) else _read_google
     try:
         password = _password_in(read(settings), settings)
     except ImportError as error:
@@ -66,25 +71,26 @@ def forget(settings: ConnectionSettings) -> None:
     _kept.pop(settings.secret_ref, None)
 
 
-def _password_in(text: str, settings: ConnectionSettings) -> str:
+def _password_in(secret: bytes, settings: ConnectionSettings) -> str:
+    try:
+        text = secret.decode()
+    except UnicodeDecodeError:
+        raise _unusable(settings, "is not a text in UTF-8") from None
     try:
         found = json.loads(text)
-    except ValueError:
-        return text
-    if not isinstance(found, dict):
-        # A password of digits, for example.
-        return text
-    if not isinstance(password := found.get("password"), str):
+    except (ValueError, RecursionError):
+        found = None
+    # A password of digits is JSON, too. Command-line tools store the line break of their input.
+    password = found.get("password") if isinstance(found, dict) else text.rstrip("\r\n")
+    if not isinstance(password, str):
         # Do not show the fields, which may be secrets.
-        raise ConfigurationError(
-            "the secret is a JSON object without a text `password`",
-            where=_where(settings),
-            hint="store the password itself, or an object with the field `password`",
-        )
+        raise _unusable(settings, "is a JSON object without a text `password`")
+    if not password:
+        raise _unusable(settings, "has an empty password")
     return password
 
 
-def _read_aws(settings: ConnectionSettings) -> str:
+def _read_aws(settings: ConnectionSettings) -> bytes:
     from botocore import exceptions
 
     try:
@@ -92,7 +98,7 @@ def _read_aws(settings: ConnectionSettings) -> str:
     except exceptions.ClientError as error:
         found: Mapping[str, Any] = error.response.get("Error", {})
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
-        if status >= 500 or status == 429 or found.get("Code") == "ThrottlingException":
+        if status >= 500 or status == 429 or _THROTTLED.search(str(found.get("Code"))):
             raise _unreachable(settings, found.get("Code")) from None
         raise _refused(settings, f"{found.get('Code')}: {found.get('Message')}") from None
     except (
@@ -104,17 +110,20 @@ def _read_aws(settings: ConnectionSettings) -> str:
         raise _unreachable(settings, error) from None
     except exceptions.BotoCoreError as error:
         raise _refused(settings, error) from None
-    return str(answer.get("SecretString") or answer.get("SecretBinary", b"").decode())
+    return bytes(answer.get("SecretBinary") or answer.get("SecretString", "").encode())
 
 
 @lru_cache(maxsize=16)
 def _aws_client(region: str) -> Any:
+    from botocore.config import Config
     from botocore.session import Session
 
-    return Session().create_client("secretsmanager", region_name=region)
+    hide_answers_of_aws()
+    config = Config(connect_timeout=CONNECT_SECONDS, read_timeout=ANSWER_SECONDS)
+    return Session().create_client("secretsmanager", region_name=region, config=config)
 
 
-def _read_google(settings: ConnectionSettings) -> str:
+def _read_google(settings: ConnectionSettings) -> bytes:
     import google.auth
     from google.auth import exceptions
     from google.auth.transport.requests import AuthorizedSession
@@ -123,7 +132,7 @@ def _read_google(settings: ConnectionSettings) -> str:
     try:
         kind: Any = AuthorizedSession
         answer = kind(google.auth.default(scopes=[_SCOPE])[0]).get(
-            f"{GOOGLE_URL}/{settings.secret_ref}:access", timeout=60
+            f"{GOOGLE_URL}/{settings.secret_ref}:access", timeout=(CONNECT_SECONDS, ANSWER_SECONDS)
         )
     except exceptions.DefaultCredentialsError:
         raise _refused(settings, "this process has no credentials for Google") from None
@@ -134,12 +143,31 @@ def _read_google(settings: ConnectionSettings) -> str:
     if answer.status_code == 429 or answer.status_code >= 500:
         raise _unreachable(settings, f"HTTP status {answer.status_code}")
     if answer.status_code != 200:
-        raise _refused(settings, f"HTTP status {answer.status_code}: {answer.reason}")
-    return base64.b64decode(answer.json()["payload"]["data"]).decode()
+        raise _refused(settings, f"HTTP status {answer.status_code}: {_message(answer)}")
+    try:
+        return base64.b64decode(answer.json()["payload"]["data"])
+    except (KeyError, TypeError, ValueError):
+        raise _unreachable(settings, "the answer is not one of Google Secret Manager") from None
+
+
+def _message(answer: Any) -> str:
+    """Return what Google says about a request that it refuses."""
+    try:
+        return str(answer.json()["error"]["message"])
+    except (KeyError, TypeError, ValueError):
+        return str(answer.reason)
 
 
 def _where(settings: ConnectionSettings) -> str:
     return f"{settings.address}, secret_ref {settings.secret_ref}"
+
+
+def _unusable(settings: ConnectionSettings, why: str) -> CdcError:
+    return ConfigurationError(
+        f"the secret {why}",
+        where=_where(settings),
+        hint="store the password itself, or a JSON object with the field `password`",
+    )
 
 
 def _refused(settings: ConnectionSettings, why: object) -> CdcError:
@@ -153,5 +181,8 @@ def _refused(settings: ConnectionSettings, why: object) -> CdcError:
 
 def _unreachable(settings: ConnectionSettings, why: object) -> CdcError:
     return SourceUnavailable(
-        f"the secret store does not answer: {why}", where=_where(settings), hint="retry the task when it answers again"
+        f"the secret store does not answer: {why}",
+        where=_where(settings),
+        hint="retry the task when it answers again. In a network without a route to it, give the machines of Airflow's "
+        "tasks, Spark's driver and its executors one (AWS: an endpoint of the VPC; Google: Private Google Access)",
     )

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_cdc.compat import hide_answers_of_aws
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, LoginRefused, SourceUnavailable
 from airflow_provider_cdc.sources.secret_store import forget, read_secret
 
@@ -50,12 +51,10 @@ def password_of(settings: ConnectionSettings) -> str:
     :raises LoginRefused: the cloud refuses the identity.
     :raises SourceUnavailable: the cloud does not answer.
     """
-    if settings.secret_ref:
-        return read_secret(settings)
-    if not settings.auth:
+    if not (settings.secret_ref or settings.auth):
         return settings.password
     try:
-        return _TOKENS[settings.auth](settings)
+        return read_secret(settings) if settings.secret_ref else _TOKENS[settings.auth](settings)
     except ImportError as error:
         raise ConfigurationError(
             f"the login with a token ({settings.auth}) needs a package that is not installed: {error}",
@@ -108,6 +107,7 @@ def _aws_credentials(given: tuple[tuple[str, str], ...]) -> Any:
     from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshableCredentials
     from botocore.session import Session
 
+    hide_answers_of_aws()
     options, session = dict(given), Session()
     if access_key := options.get("access_key"):
         session.set_credentials(access_key, options.get("secret_key", ""), options.get("session_token") or None)

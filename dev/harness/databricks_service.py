@@ -49,7 +49,7 @@ STATES = {
 
 class DatabricksService(JobsService):
     """The jobs of one workspace. Files below ``/Volumes`` are in the folder ``volumes``. With a ``limit``, a run ends
-    after this many seconds."""
+    after this many seconds. If the service is ``behind_proxy``, the proxy answers in its place."""
 
     TOKEN = "idempotency_token"
 
@@ -58,6 +58,7 @@ class DatabricksService(JobsService):
         self.volumes = folder / "volumes"
         self.url = ""
         self.limit: float | None = None
+        self.behind_proxy = False
         self._ids = itertools.count(455644833)
 
     def new_id(self) -> str:
@@ -159,6 +160,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _path(self, path: str) -> str:
         """The path without the version. Empty: the request is refused."""
+        if self.jobs.behind_proxy:
+            self._send_bytes(404, b"<html>no backend</html>")
+            return ""
         if self.jobs.refusals:
             self.jobs.refusals -= 1
             self._fail(429, "REQUEST_LIMIT_EXCEEDED", "Current request rate exceeds the limit", {"Retry-After": "1"})

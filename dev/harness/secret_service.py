@@ -19,12 +19,12 @@ TOKEN = "ya29.of-the-machine"
 
 @dataclass
 class SecretService:
-    """The secrets, by name. Only ``reader`` may read them: an access key of AWS, or the token of Google.
+    """The secrets, by name; those of AWS are binary if they are bytes. Only ``reader`` may read them: an access key of AWS, or the token of Google.
 
     ``failures`` is the number of requests still to come that fail. ``read`` counts the answers.
     """
 
-    secrets: dict[str, str]
+    secrets: dict[str, str | bytes]
     reader: str
     url: str = ""
     failures: int = 0
@@ -32,7 +32,7 @@ class SecretService:
 
 
 @contextmanager
-def secret_service(secrets: dict[str, str], reader: str) -> Iterator[SecretService]:
+def secret_service(secrets: dict[str, str | bytes], reader: str) -> Iterator[SecretService]:
     """Start a stand-in with these secrets."""
     service = SecretService(secrets, reader)
 
@@ -65,7 +65,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif name not in self.of.secrets:
             self._send(400, {"__type": "ResourceNotFoundException", "Message": "can't find the specified secret."})
         else:
-            self._send(200, {"ARN": name, "Name": "lake/shop", "SecretString": self._secret(name)})
+            secret = self._secret(name)
+            found = {"SecretString": secret} if isinstance(secret, str) else {"SecretBinary": _base64(secret)}
+            self._send(200, {"ARN": name, "Name": "lake/shop", **found})
 
     def do_GET(self) -> None:
         name = self.path.removeprefix("/v1/").removesuffix(":access")
@@ -76,14 +78,15 @@ class _Handler(BaseHTTPRequestHandler):
         elif name not in self.of.secrets:
             self._send(404, {"error": {"message": f"Secret [{name}] not found"}})
         else:
-            data = base64.b64encode(self._secret(name).encode()).decode()
+            secret = self._secret(name)
+            data = _base64(secret.encode() if isinstance(secret, str) else secret)
             self._send(200, {"name": name, "payload": {"data": data}})
 
     @property
     def _authorization(self) -> str:
         return str(self.headers.get("Authorization", ""))
 
-    def _secret(self, name: str) -> str:
+    def _secret(self, name: str) -> str | bytes:
         self.of.read.append(name)
         return self.of.secrets[name]
 
@@ -101,3 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *arguments: Any) -> None:
         pass
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import logging
 import re
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,25 +55,43 @@ def settings(reference: str) -> ConnectionSettings:
 def answer_of(reference: str, kind: type[CdcError]) -> str:
     with pytest.raises(kind) as raised:
         password_of(settings(reference))
-    # No part of the secret, and not the client's frames.
+    # No part of the secret, and no frame that has it.
     assert PASSWORD not in str(raised.value)
+    frames = [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
+    assert frames == ["answer_of", "password_of"]
     return str(raised.value)
 
 
 @pytest.mark.parametrize("name", [ARN, VERSION])
 def test_the_password_is_read_with_the_identity_of_the_machine(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.DEBUG)
     with store(name, tmp_path, monkeypatch) as service:
         assert password_of(settings(name)) == password_of(settings(name)) == PASSWORD
         assert len(service.read) == 1, "a session need not wait for the store each time"
-        for stored, password in (('{"username": "cdc", "password": "from-json"}', "from-json"), ("1234", "1234")):
+        rds = {"username": "admin", "password": "from-json", "engine": "mysql", "host": "another", "port": 1}
+        stored_as: list[tuple[str | bytes, str]] = [
+            (json.dumps(rds), "from-json"),
+            ("1234", "1234"),
+            ("from-echo\r\n", "from-echo"),
+            (b"binary\n", "binary"),
+            ("[" * 100_000, "[" * 100_000),
+        ]
+        for stored, password in stored_as:
             service.secrets[name] = stored
             secret_store.forget(settings(name))
             assert password_of(settings(name)) == password
         secret_store.forget(settings(name))
-        service.secrets[name] = json.dumps({"pass": PASSWORD})
-        assert "without a text `password`" in answer_of(name, ConfigurationError)
+        unusable: list[tuple[str | bytes, str]] = [
+            (json.dumps({"pass": PASSWORD}), "without a text `password`"),
+            (PASSWORD.encode() + b"\xff", "is not a text in UTF-8"),
+            ("\n", "has an empty password"),
+            ('{"password": ""}', "has an empty password"),
+        ]
+        for stored, why in unusable:
+            service.secrets[name] = stored
+            assert why in answer_of(name, ConfigurationError)
         # A store that is down fails the task for now, and one that refuses fails it for good.
         service.failures = 1
         assert "the secret store does not answer" in answer_of(name, SourceUnavailable)
@@ -78,7 +99,11 @@ def test_the_password_is_read_with_the_identity_of_the_machine(
         assert "cannot read the password" in answer_of(name, ConfigurationError)
         service.reader = "AKIAMACHINE" if name == ARN else TOKEN
         service.secrets.clear()
-        assert re.search("can't find|Not Found", answer_of(name, ConfigurationError))
+        assert re.search("can't find|Secret .* not found", answer_of(name, ConfigurationError))
+    # The clients log whole requests and answers.
+    logged = "".join(str(record.__dict__) for record in caplog.records)
+    assert "urllib3" in logged
+    assert not [one for one in (PASSWORD, base64.b64encode(PASSWORD.encode()).decode(), "from-json") if one in logged]
 
 
 def test_a_session_takes_the_new_password_after_the_server_has_refused_the_old_one(

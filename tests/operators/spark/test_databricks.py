@@ -21,6 +21,7 @@ from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import ConfigurationError, SparkFailed
+from airflow_provider_cdc.hooks.databricks import RequestRefused
 from airflow_provider_cdc.hooks.platforms import FollowedJob, JobGoneError, JobSpec, Phase, Platform
 from airflow_provider_cdc.hooks.spark import CdcSparkHook, open_platform
 from airflow_provider_cdc.jobs.runtime import remote
@@ -50,11 +51,12 @@ pytestmark = pytest.mark.timeout(1800)
 
 
 def connect(monkeypatch: pytest.MonkeyPatch, service: DatabricksService, token: str = TOKEN, **more: Any) -> None:
-    """Create the connections to Spark and to the workspace."""
+    """Create the connections to Spark and to the workspace, and to a database."""
     extra = {"launcher": "databricks", "conn_id": "workspace", "cluster": CLUSTER, **more}
     workspace = {"conn_type": "databricks", "host": service.url, "port": int(service.url.rpartition(":")[2])}
     workspace |= {"schema": "http", "password": token}
-    for name, fields in ("SPARK", {"conn_type": "cdc_spark", "extra": extra}), ("WORKSPACE", workspace):
+    shop = {"conn_type": "mysql", "host": service.url, "password": token}
+    for name, fields in ("SPARK", {"conn_type": "cdc_spark", "extra": extra}), ("WORKSPACE", workspace), ("SHOP", shop):
         monkeypatch.setenv(f"AIRFLOW_CONN_{name}", json.dumps(fields))
 
 
@@ -143,6 +145,15 @@ def test_a_run_that_is_no_longer_kept_is_gone(service: DatabricksService) -> Non
     platform.cancel("7")
 
 
+def test_a_proxy_that_answers_with_404_does_not_end_a_job(service: DatabricksService, tmp_path: Path) -> None:
+    platform = open_platform("spark")
+    job = platform.start(spec(tmp_path))
+    service.behind_proxy = True
+    for ask in (platform.state, platform.arguments, platform.cancel):
+        with pytest.raises(RequestRefused, match="HTTP status 404"):
+            ask(job)
+
+
 @pytest.mark.slow
 def test_an_active_run_is_found_by_its_token_among_many(service: DatabricksService, tmp_path: Path) -> None:
     platform = open_platform("spark")
@@ -205,6 +216,10 @@ def test_a_definition_that_databricks_refuses_is_a_mistake_of_the_connection(
         ({"cluster": None}, "it has no cluster"),
         ({"conn_id": None}, "it has no conn_id"),
         ({"conn_id": "nothing"}, "no connection 'nothing'"),
+        ({"conn_id": "shop"}, "the connection 'shop' is of the type mysql"),
+        ({"cluster": {**CLUSTER, "spark_conf": None}}, ""),
+        ({"cluster": {**CLUSTER, "spark_conf": ["a=b"]}}, "cluster, spark_conf: it is not a JSON object"),
+        ({"cluster": {**CLUSTER, "node_type_id": ["i3"]}}, "the workspace has no node type"),
         ({"archive": "s3://lake/packages.tar.gz"}, "does not use these fields: archive"),
         ({"limit_minutes": "0"}, "limit_minutes is '0'"),
     ],
