@@ -29,6 +29,7 @@ LEAST_SECONDS, MOST_SECONDS = 600, 14 * 86_400
 """The limits of the service for the longest time that a batch may take."""
 REQUEST_SECONDS = 60.0
 """How long a request is repeated while the service is busy, in seconds."""
+_REGION = re.compile(r"[a-z]+-[a-z]+\d+")
 _PHASES = {"SUCCEEDED": Phase.SUCCEEDED, "FAILED": Phase.FAILED, "CANCELLED": Phase.FAILED}
 
 
@@ -36,6 +37,7 @@ class DataprocServerless:
     """A region of a project of Google Cloud.
 
     :param settings: those of the connection.
+    :raises ConfigurationError: the connection names no region.
     """
 
     kind = KIND
@@ -46,6 +48,10 @@ class DataprocServerless:
         self.target = f"projects/{settings.project_id}/locations/{settings.region}"
         self.limit_seconds = settings.limit_minutes * 60
         self._settings = settings
+        if not _REGION.fullmatch(settings.region):
+            # The name of the service's host is made of it.
+            what, where = f"{settings.region!r} is no region", f"{self._where}, region"
+            raise ConfigurationError(what, where=where, hint="give a region, such as europe-west3, without its zone")
 
     @cached_property
     def _client(self) -> Any:
@@ -185,5 +191,8 @@ def _batch_id(token: str) -> str:
 def _is_temporary(error: Exception) -> bool:
     """Return whether the same request may succeed later."""
     from google.api_core import exceptions
+    from google.auth.exceptions import TransportError
 
-    return isinstance(error, (exceptions.ServerError, exceptions.TooManyRequests, exceptions.RetryError))
+    # Without an answer, Google's client has no token either.
+    kinds = (exceptions.ServerError, exceptions.TooManyRequests, exceptions.RetryError, TransportError)
+    return isinstance(error, kinds) or bool(getattr(error, "retryable", False))

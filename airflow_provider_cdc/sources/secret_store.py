@@ -110,7 +110,11 @@ def _read_aws(settings: ConnectionSettings) -> bytes:
         raise _unreachable(settings, error) from None
     except exceptions.BotoCoreError as error:
         raise _refused(settings, error) from None
-    return bytes(answer.get("SecretBinary") or answer.get("SecretString", "").encode())
+    if (text := answer.get("SecretString")) is not None:
+        return str(text).encode()
+    if (data := answer.get("SecretBinary")) is not None:
+        return bytes(data)
+    raise _unreachable(settings, "the answer is not one of AWS Secrets Manager")
 
 
 @lru_cache(maxsize=16)

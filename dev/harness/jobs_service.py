@@ -77,7 +77,7 @@ class RemoteJob:
 class JobsService:
     """The jobs of one application. ``lost_answers`` and ``refusals`` are numbers of requests still to come: of those
     that start a job and get no answer, and of those that are throttled. If jobs are ``held``, they wait for resources
-    forever. ``variables`` are more environment variables of the jobs."""
+    forever. If nobody ``may_cancel``, the service refuses it. ``variables`` are more environment variables of the jobs."""
 
     TOKEN: ClassVar[str] = "clientToken"
     """The field of a request that makes it idempotent."""
@@ -93,6 +93,7 @@ class JobsService:
         self.lost_answers = 0
         self.refusals = 0
         self.held = False
+        self.may_cancel = True
         self.lock = threading.RLock()
 
     def start(self, request: dict[str, Any]) -> RemoteJob:
@@ -295,7 +296,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_DELETE(self) -> None:
         if self._refuses() or (job := self._job(self.path)) is None:
             return
-        if self.jobs.cancel(job):
+        if not self.jobs.may_cancel:
+            self._fail(403, "AccessDeniedException", "not authorized to perform: emr-serverless:CancelJobRun")
+        elif self.jobs.cancel(job):
             self._send(200, {"applicationId": APPLICATION, "jobRunId": job.id})
         else:
             self._fail(400, "ValidationException", f"Job {job.id} is {job.state}")

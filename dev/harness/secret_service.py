@@ -21,13 +21,15 @@ TOKEN = "ya29.of-the-machine"
 class SecretService:
     """The secrets, by name; those of AWS are binary if they are bytes. Only ``reader`` may read them: an access key of AWS, or the token of Google.
 
-    ``failures`` is the number of requests still to come that fail. ``read`` counts the answers.
+    ``failures`` is the number of requests still to come that fail: AWS refuses each second one because there are too
+    many. If the service is ``behind_proxy``, the proxy answers in its place. ``read`` counts the answers.
     """
 
     secrets: dict[str, str | bytes]
     reader: str
     url: str = ""
     failures: int = 0
+    behind_proxy: bool = False
     read: list[str] = field(default_factory=list)
 
 
@@ -59,7 +61,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers["X-Amz-Target"] != "secretsmanager.GetSecretValue":
             self._send(400, {"__type": "UnknownOperationException"})
         elif self._fails():
-            self._send(500, {"__type": "InternalServiceError", "Message": "try again"})
+            throttled = self.of.failures % 2
+            code = "RequestLimitExceeded" if throttled else "InternalServiceError"
+            self._send(400 if throttled else 500, {"__type": code, "Message": "try again"})
         elif signed is None or signed[1] != self.of.reader:
             self._send(400, {"__type": "AccessDeniedException", "Message": f"not authorized to perform: read {name}"})
         elif name not in self.of.secrets:
@@ -96,6 +100,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, body: dict[str, Any]) -> None:
         data = json.dumps(body).encode()
+        if self.of.behind_proxy and "access_token" not in body:
+            status, data = 200, b"<html>log in</html>"
         self.send_response(status)
         self.send_header("Content-Type", "application/x-amz-json-1.1")
         self.send_header("Content-Length", str(len(data)))

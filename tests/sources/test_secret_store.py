@@ -93,8 +93,10 @@ def test_the_password_is_read_with_the_identity_of_the_machine(
             service.secrets[name] = stored
             assert why in answer_of(name, ConfigurationError)
         # A store that is down fails the task for now, and one that refuses fails it for good.
-        service.failures = 1
-        assert "the secret store does not answer" in answer_of(name, SourceUnavailable)
+        service.failures = 2
+        for service.behind_proxy in (False, False, True):
+            assert "the secret store does not answer" in answer_of(name, SourceUnavailable)
+        service.behind_proxy = False
         service.reader = "another"
         assert "cannot read the password" in answer_of(name, ConfigurationError)
         service.reader = "AKIAMACHINE" if name == ARN else TOKEN

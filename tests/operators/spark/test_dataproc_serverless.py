@@ -97,6 +97,8 @@ def spec(seconds: int = 7200) -> JobSpec:
         ({"archive": "gs://lake/cdc-deps-1-cp313-x86_64.tar.gz"}, "another Python or processor"),
         ({"limit_minutes": 9}, "cannot have a limit of 9 minutes"),
         ({"project_id": None}, "it has no project_id"),
+        ({"region": "europe-west3-a"}, "'europe-west3-a' is no region"),
+        ({"region": "europe-west3/"}, "'europe-west3/' is no region"),
         ({"service_account": None}, "it has no service_account"),
         ({"cluster": {"num_workers": 2}}, "does not use these fields: cluster"),
     ],

@@ -418,9 +418,15 @@ def test_a_run_has_at_most_one_job_that_is_not_revoked(tries: Tries, monkeypatch
     _, fourth = tries.submit("extract_delta")
     assert tries.states == ["SCHEDULED", "CANCELLED", "SCHEDULED"]
     assert [tries.is_revoked(job) for job in (third, fourth)] == [True, False]
+    # Without the right to cancel a job, there is no other job before the driver has ended itself.
+    service.may_cancel = False
+    with pytest.raises(SparkFailed, match="CancelJobRun"):
+        tries.submit("consolidate")
+    assert tries.is_revoked(fourth)
     # A job that failed while no task followed it, for example because of that.
     made.jobs[-1].state = "FAILED"
     launcher, fifth = tries.submit("extract_delta")
+    service.may_cancel = True
     assert tries.states == ["SCHEDULED", "CANCELLED", "FAILED", "SCHEDULED"]
     # A service that holds a job back beyond its limit.
     monkeypatch.setattr(spark_job, "PATIENCE_SECONDS", -1.0 - 24 * 3600)
@@ -448,13 +454,22 @@ def test_a_try_that_was_taken_over_does_not_give_up_the_run(tries: Tries) -> Non
 
 @pytest.mark.slow
 def test_the_key_of_the_lineage_server_is_in_no_job(tries: Tries) -> None:
-    openlineage = {"transport.type": "http", "transport.auth.apiKey": "s3cret-key", "parentRunId": "run"}
-    properties = {f"spark.openlineage.{name}": value for name, value in openlineage.items()}
-    tries.submit(properties=properties)
-    request = json.dumps(tries.made.jobs[0].request)
-    assert "s3cret-key" not in request
-    assert "transport" not in request
-    assert "spark.openlineage.parentRunId=run" in request
+    for name, value in (
+        ("auth.apiKey", "s3cret-key"),
+        ("transports.b.headers.X-Key", "s3cret-key"),
+        ("urlParams.key", "s3cret-key"),
+        ("url", "https://me:s3cret-key@lineage"),
+        ("url", "https://lineage?key=s3cret-key"),
+        ("url", "https://lineage"),
+    ):
+        openlineage = {"transport.type": "http", f"transport.{name}": value, "parentRunId": "run"}
+        properties = {f"spark.openlineage.{key}": text for key, text in openlineage.items()}
+        # No job is continued, because the last one was for another step.
+        tries.submit(("snapshot", "consolidate")[len(tries.states) % 2], properties)
+        request = json.dumps(tries.made.jobs[-1].request)
+        assert "s3cret-key" not in request
+        assert ("transport" in request) == (value == "https://lineage")
+        assert "spark.openlineage.parentRunId=run" in request
 
 
 def driver_of(job: RemoteJob, run: Storage) -> None:

@@ -16,7 +16,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -41,8 +41,11 @@ _log = logging.getLogger(__name__)
 RECORDS = f"{FOLDER}/jobs"
 """The folder with the records of the jobs, in their order."""
 _TRANSPORT = "spark.openlineage.transport."
-_SECRET = re.compile(re.escape(_TRANSPORT) + r"(?:.*\.)?(?:auth|headers|properties)\.")
-"""Properties that Airflow may add, and that have the key of the OpenLineage server."""
+_PUBLIC = re.compile(
+    re.escape(_TRANSPORT) + r"(?:transports\.[^.]+\.)?(?:type|url|endpoint|timeoutInMillis|compression|continueOnFailure|"
+    r"mode|projectId|location|region|roleArn|streamName|topicName)"
+)
+"""Properties of a transport of OpenLineage without a key. Airflow may add a transport."""
 
 
 class _Follower(JobFollower):
@@ -77,10 +80,12 @@ class RemoteLauncher:
         self._platform = platform
         self._properties = {name: str(value) for name, value in properties.items()}
         self._log = log
-        if any(map(_SECRET.match, self._properties)):
+        if hidden := sorted(name for name, value in self._properties.items() if _may_have_key(name, value)):
             log.warning(
-                "Spark sends no lineage: the key of the OpenLineage server would be readable in the definition of the "
-                "job. Configure the transport in %s itself, and turn off [openlineage] spark_inject_transport_info",
+                "Spark sends no lineage: %s would be readable in the definition of the job, and may have the key of the "
+                "OpenLineage server. Configure the transport in %s itself, and turn off [openlineage] "
+                "spark_inject_transport_info",
+                ", ".join(hidden),
                 platform.kind,
             )
             self._properties = {name: value for name, value in self._properties.items() if _TRANSPORT not in name}
@@ -218,6 +223,11 @@ class RemoteLauncher:
         return self._followers[job.id].taken_over
 
 
+def _may_have_key(name: str, value: str) -> bool:
+    """Return whether a property may have the key of an OpenLineage server. A URL may have a user, or a query."""
+    return name.startswith(_TRANSPORT) and (_PUBLIC.fullmatch(name) is None or "@" in value or "?" in value)
+
+
 def revoke_jobs(run: Storage) -> None:
     """Revoke the job of a run, so that its driver ends. Airflow is not asked for anything."""
     if (last := _last_record(run)) is not None and not run.exists(remote.ended_file(last[1].token)):
@@ -243,8 +253,10 @@ def _end_elsewhere(run: Storage, record: JobRecord) -> None:
 
 
 def _end(platform: Platform, run: Storage, token: str) -> None:
-    if job := _found(platform, run, token):
-        platform.cancel(job)
+    # Airflow need not have the right to cancel a job that has ended by itself.
+    with suppress(JobGoneError):
+        if (job := _found(platform, run, token)) and platform.state(job).phase is Phase.RUNNING:
+            platform.cancel(job)
     remote.note_ended(run, token)
 
 
