@@ -92,7 +92,7 @@ class Databricks:
         self._cluster = {name: value for name, value in settings.cluster.items() if value is not None}
         if not isinstance(self._cluster.get("spark_conf", {}), Mapping):
             hint = 'write it as {"name": "value", …}'
-            raise ConfigurationError("it is not a JSON object", where=f"{self._where}, cluster, spark_conf", hint=hint)
+            raise ConfigurationError("it is not a JSON object", where=f"{self._where}, cluster.spark_conf", hint=hint)
 
     @cached_property
     def _hook(self) -> Any:

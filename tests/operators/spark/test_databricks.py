@@ -218,7 +218,7 @@ def test_a_definition_that_databricks_refuses_is_a_mistake_of_the_connection(
         ({"conn_id": "nothing"}, "no connection 'nothing'"),
         ({"conn_id": "shop"}, "the connection 'shop' is of the type mysql"),
         ({"cluster": {**CLUSTER, "spark_conf": None}}, ""),
-        ({"cluster": {**CLUSTER, "spark_conf": ["a=b"]}}, "cluster, spark_conf: it is not a JSON object"),
+        ({"cluster": {**CLUSTER, "spark_conf": ["a=b"]}}, "cluster.spark_conf: it is not a JSON object"),
         ({"cluster": {**CLUSTER, "node_type_id": ["i3"]}}, "the workspace has no node type"),
         ({"archive": "s3://lake/packages.tar.gz"}, "does not use these fields: archive"),
         ({"limit_minutes": "0"}, "limit_minutes is '0'"),

@@ -453,7 +453,7 @@ def test_a_try_that_was_taken_over_does_not_give_up_the_run(tries: Tries) -> Non
 
 
 @pytest.mark.slow
-def test_the_key_of_the_lineage_server_is_in_no_job(tries: Tries) -> None:
+def test_the_key_of_the_lineage_server_is_in_no_job(tries: Tries, caplog: pytest.LogCaptureFixture) -> None:
     for name, value in (
         ("auth.apiKey", "s3cret-key"),
         ("transports.b.headers.X-Key", "s3cret-key"),
@@ -470,6 +470,9 @@ def test_the_key_of_the_lineage_server_is_in_no_job(tries: Tries) -> None:
         assert "s3cret-key" not in request
         assert ("transport" in request) == (value == "https://lineage")
         assert "spark.openlineage.parentRunId=run" in request
+    assert "reads these" not in caplog.text
+    open_launcher("spark", {"spark.hadoop.fs.s3a.secret.key": "k"}, log=logging.getLogger("tries"))
+    assert "reads these Spark properties, too: spark.hadoop.fs.s3a.secret.key" in caplog.text
 
 
 def driver_of(job: RemoteJob, run: Storage) -> None:

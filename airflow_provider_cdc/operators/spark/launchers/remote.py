@@ -46,6 +46,8 @@ _PUBLIC = re.compile(
     r"mode|projectId|location|region|roleArn|streamName|topicName)"
 )
 """Properties of a transport of OpenLineage without a key. Airflow may add a transport."""
+_SECRET = re.compile(r"secret|password|token|access[.]?key", re.IGNORECASE)
+"""Names of properties that Spark hides on its pages (the default of ``spark.redaction.regex``)."""
 
 
 class _Follower(JobFollower):
@@ -89,6 +91,7 @@ class RemoteLauncher:
                 platform.kind,
             )
             self._properties = {name: value for name, value in self._properties.items() if _TRANSPORT not in name}
+        _warn_of_secrets(self._properties, platform.kind, log)
         self._followers: dict[str, _Follower] = {}
 
     def check(self, *, here: bool = True) -> Sequence[Problem]:
@@ -221,6 +224,12 @@ class RemoteLauncher:
 
     def is_taken_over(self, job: Job) -> bool:
         return self._followers[job.id].taken_over
+
+
+def _warn_of_secrets(properties: Mapping[str, str], kind: str, log: Any) -> None:
+    if secret := sorted(name for name in properties if _SECRET.search(name)):
+        what = "Everyone who may read the definition of the %s job reads these Spark properties, too: %s"
+        log.warning(what, kind, ", ".join(secret))
 
 
 def _may_have_key(name: str, value: str) -> bool:
