@@ -78,8 +78,8 @@ def databricks_request(hook: Any, method: str, path: str, fields: dict[str, Any]
 
 
 def hide_answers_of_aws() -> None:
-    """Let botocore not log what it sends and gets. At the level DEBUG, it logs whole requests and answers, so the log of
-    a task would show the secrets in them."""
+    """Let botocore not log what it sends and gets. At the level DEBUG, it logs whole requests and answers, so the log
+    of a task would show the secrets in them."""
     for name in ("botocore.endpoint", "botocore.parsers"):
         # An equal filter is added only once.
         logging.getLogger(name).addFilter(_is_above_debug)

@@ -41,8 +41,8 @@ def is_reference(text: str) -> bool:
 
 
 def read_secret(settings: ConnectionSettings) -> str:
-    """Return the password that ``settings.secret_ref`` names. It is the secret itself without line breaks at its end, or
-    its field ``password``.
+    """Return the password that ``settings.secret_ref`` names. It is the secret itself without line breaks at its end,
+    or its field ``password``.
 
     :raises ConfigurationError: this process may not read the secret, there is none, or it has no password.
     :raises SourceUnavailable: the store does not answer.

@@ -19,7 +19,8 @@ TOKEN = "ya29.of-the-machine"
 
 @dataclass
 class SecretService:
-    """The secrets, by name; those of AWS are binary if they are bytes. Only ``reader`` may read them: an access key of AWS, or the token of Google.
+    """The secrets, by name; those of AWS are binary if they are bytes. Only ``reader`` may read them: an access key of
+    AWS, or the token of Google.
 
     ``failures`` is the number of requests still to come that fail: AWS refuses each second one because there are too
     many. If the service is ``behind_proxy``, the proxy answers in its place. ``read`` counts the answers.

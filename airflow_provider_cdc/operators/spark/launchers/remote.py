@@ -42,8 +42,8 @@ RECORDS = f"{FOLDER}/jobs"
 """The folder with the records of the jobs, in their order."""
 _TRANSPORT = "spark.openlineage.transport."
 _PUBLIC = re.compile(
-    re.escape(_TRANSPORT) + r"(?:transports\.[^.]+\.)?(?:type|url|endpoint|timeoutInMillis|compression|continueOnFailure|"
-    r"mode|projectId|location|region|roleArn|streamName|topicName)"
+    re.escape(_TRANSPORT) + r"(?:transports\.[^.]+\.)?(?:type|url|endpoint|timeoutInMillis|compression|"
+    r"continueOnFailure|mode|projectId|location|region|roleArn|streamName|topicName)"
 )
 """Properties of a transport of OpenLineage without a key. Airflow may add a transport."""
 _SECRET = re.compile(r"secret|password|token|access[.]?key", re.IGNORECASE)
@@ -84,8 +84,8 @@ class RemoteLauncher:
         self._log = log
         if hidden := sorted(name for name, value in self._properties.items() if _may_have_key(name, value)):
             log.warning(
-                "Spark sends no lineage: %s would be readable in the definition of the job, and may have the key of the "
-                "OpenLineage server. Configure the transport in %s itself, and turn off [openlineage] "
+                "Spark sends no lineage: %s would be readable in the definition of the job, and may have the key of "
+                "the OpenLineage server. Configure the transport in %s itself, and turn off [openlineage] "
                 "spark_inject_transport_info",
                 ", ".join(hidden),
                 platform.kind,
