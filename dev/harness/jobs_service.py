@@ -77,7 +77,7 @@ class RemoteJob:
 class JobsService:
     """The jobs of one application. ``lost_answers`` and ``refusals`` are numbers of requests still to come: of those
     that start a job and get no answer, and of those that are throttled. If jobs are ``held``, they wait for resources
-    forever. If nobody ``may_cancel``, the service refuses it. ``variables`` are more environment variables of the
+    forever. Unless a client ``may_cancel``, the service refuses it. ``variables`` are more environment variables of the
     jobs."""
 
     TOKEN: ClassVar[str] = "clientToken"
