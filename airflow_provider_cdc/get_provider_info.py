@@ -52,6 +52,7 @@ SPARK_LAUNCHERS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "required": ("project_id", "region", "subnetwork_uri", "service_account"),
         "optional": ("conn_id", "archive", "image", "runtime_version"),
     },
+    "kubernetes": {"required": ("namespace", "service_account", "image"), "optional": ()},
 }
 """The platforms that run Spark jobs, each with its fields. The first is the default."""
 SPARK_FIELDS: Mapping[str, Any] = {
@@ -111,17 +112,22 @@ SPARK_FIELDS: Mapping[str, Any] = {
     },
     "service_account": {
         "label": "Service account of the jobs",
-        "description": "Google: the service account with which the batches reach the lake.",
+        "description": "Google and Kubernetes: the service account with which the jobs reach the lake.",
         "schema": {"type": ["string", "null"]},
     },
     "image": {
         "label": "Image",
-        "description": "Google: the container image with the packages, in place of an archive.",
+        "description": "Google, in place of an archive, and Kubernetes: the container image with the packages.",
         "schema": {"type": ["string", "null"]},
     },
     "runtime_version": {
         "label": "Runtime",
         "description": "Google: the version of the runtime. Default: 3.0.",
+        "schema": {"type": ["string", "null"]},
+    },
+    "namespace": {
+        "label": "Namespace",
+        "description": "Kubernetes: the namespace of the pods.",
         "schema": {"type": ["string", "null"]},
     },
     "limit_minutes": {

@@ -82,6 +82,7 @@ class Databricks:
 
     kind = KIND
     stores: Sequence[str] = ("s3",)
+    needs_spark = False
 
     def __init__(self, settings: SparkPlatformSettings) -> None:
         self.conn_id = settings.spark_conn_id

@@ -42,6 +42,7 @@ class DataprocServerless:
 
     kind = KIND
     stores: Sequence[str] = ("gs",)
+    needs_spark = False
 
     def __init__(self, settings: SparkPlatformSettings) -> None:
         self.conn_id = settings.spark_conn_id

@@ -37,6 +37,7 @@ class EmrServerless:
 
     kind = KIND
     stores: Sequence[str] = ("s3",)
+    needs_spark = False
 
     def __init__(self, settings: SparkPlatformSettings) -> None:
         self.conn_id = settings.spark_conn_id

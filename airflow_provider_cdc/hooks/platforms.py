@@ -90,6 +90,8 @@ class Platform(Protocol):
     """The longest time that a job may take, in seconds."""
     stores: Sequence[str]
     """The schemes of the URIs that a job can read."""
+    needs_spark: bool
+    """Whether a job is started with ``spark-submit``, which needs Spark and Java on this machine."""
 
     def check(self, *, here: bool) -> Sequence[Problem]:
         """Return the problems because of which no job can start."""

@@ -17,7 +17,7 @@ TYPE = "cdc_spark"
 _DAY = 1440
 _TEXT = (
     *("conn_id", "application_id", "execution_role_arn", "archive", "requirements", "image"),
-    *("project_id", "region", "subnetwork_uri", "service_account", "runtime_version"),
+    *("project_id", "region", "subnetwork_uri", "service_account", "runtime_version", "namespace"),
 )
 
 
@@ -30,8 +30,9 @@ class SparkPlatformSettings:
     :param cluster: what Databricks calls a new cluster.
     :param requirements: the path of the file with the packages of driver and executors. Empty: the cluster has them.
     :param limit_minutes: the longest time that a job may take.
-    :param image: the image of driver and executors on Google. Empty: that of the service.
+    :param image: the image of driver and executors. Empty: on Google, that of the service.
     :param runtime_version: the version of Google's runtime. Empty: the default.
+    :param namespace: the namespace of the pods on Kubernetes.
     """
 
     spark_conn_id: str
@@ -49,6 +50,7 @@ class SparkPlatformSettings:
     subnetwork_uri: str
     service_account: str
     runtime_version: str
+    namespace: str
 
 
 class CdcSparkHook(BaseHook):
@@ -118,10 +120,11 @@ def open_platform(conn_id: str) -> Platform:
     from airflow_provider_cdc.hooks.databricks import Databricks
     from airflow_provider_cdc.hooks.dataproc_serverless import DataprocServerless
     from airflow_provider_cdc.hooks.emr_serverless import EmrServerless
+    from airflow_provider_cdc.hooks.kubernetes import Kubernetes
 
     settings = CdcSparkHook(conn_id).settings()
     platforms: Mapping[str, Callable[[SparkPlatformSettings], Platform]] = {
-        one.kind: one for one in (Databricks, DataprocServerless, EmrServerless)
+        one.kind: one for one in (Databricks, DataprocServerless, EmrServerless, Kubernetes)
     }
     return platforms[settings.launcher](settings)
 

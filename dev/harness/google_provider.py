@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import airflow
@@ -34,19 +35,30 @@ PACKAGES = (
 
 def add_google_provider() -> None:
     """Install the packages, if the cache does not have them, and let this process import them."""
-    folder = cache_directory() / f"google-{hashlib.sha256(' '.join(PACKAGES).encode()).hexdigest()[:12]}"
-    with locked("google"):
+    folder = add_packages("google", PACKAGES)
+    if str(folder / "airflow") not in airflow.__path__:
+        airflow.__path__.append(str(folder / "airflow"))
+
+
+def add_packages(name: str, packages: Sequence[str]) -> Path:
+    """Install packages beside the environment, without what they require, if the cache does not have them. Let this
+    process import them, and return their folder.
+
+    :param name: begins the name of the folder in the cache.
+    """
+    folder = cache_directory() / f"{name}-{hashlib.sha256(' '.join(packages).encode()).hexdigest()[:12]}"
+    with locked(name):
         if not folder.exists():
             with building(folder) as work:
-                _install(work)
+                _install(work, packages)
     if str(folder) not in sys.path:
         # At the end, so that what the environment has takes precedence.
         sys.path.append(str(folder))
-        airflow.__path__.append(str(folder / "airflow"))
         importlib.invalidate_caches()
+    return folder
 
 
-def _install(folder: Path) -> None:
+def _install(folder: Path, packages: Sequence[str]) -> None:
     uv = Path(sys.executable).with_name("uv")
-    command = [str(uv), "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *PACKAGES]
+    command = [str(uv), "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *packages]
     subprocess.run(command, check=True)

@@ -32,6 +32,7 @@ from airflow_provider_cdc.hooks.spark import open_platform
 from airflow_provider_cdc.jobs.runtime import remote
 from airflow_provider_cdc.jobs.runtime.driver import package_zip, to_argument, to_environment
 from airflow_provider_cdc.jobs.runtime.remote import FOLDER, Follower, JobId, JobRecord
+from airflow_provider_cdc.operators.spark.launchers.client.checks import problems_of_submit
 from airflow_provider_cdc.operators.spark.launchers.client.launcher import spark_app
 from airflow_provider_cdc.operators.spark.launchers.registry import Job, SparkRequest
 from airflow_provider_cdc.triggers.spark_job import POLL_SECONDS, JobFollower
@@ -95,7 +96,10 @@ class RemoteLauncher:
         self._followers: dict[str, _Follower] = {}
 
     def check(self, *, here: bool = True) -> Sequence[Problem]:
-        return self._platform.check(here=here)
+        problems = self._platform.check(here=here)
+        if here and self._platform.needs_spark:
+            problems = [*problems, *problems_of_submit(self._platform.conn_id)]
+        return problems
 
     def check_reachable(self) -> None:
         """Do nothing: `check` has asked the platform."""

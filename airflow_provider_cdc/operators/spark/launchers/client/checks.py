@@ -113,6 +113,11 @@ def problems_of(conn_id: str, properties: Mapping[str, Any], *, here: bool = Tru
     return problems
 
 
+def problems_of_submit(conn_id: str) -> list[Problem]:
+    """Return the problems because of which ``spark-submit`` cannot start on this machine, in cluster mode."""
+    return _Machine(conn_id, "", {}).problems()
+
+
 def _has_hook() -> bool:
     """Return whether Airflow's provider for Spark is installed. The extra ``spark`` installs it, with PySpark."""
     try:
