@@ -7,6 +7,7 @@ providers need not be installed, because only the fields of their connections ar
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ _CLOUDS = {"aws_conn_id": RDS_IAM, "gcp_conn_id": CLOUDSQL_IAM, "azure_conn_id":
 _TYPES = {RDS_IAM: "aws", CLOUDSQL_IAM: "google_cloud_platform", ENTRA: "azure"}
 _DEFAULT_FIELD, _DEFAULT_ID = "aws_conn_id", "aws_default"
 _REDSHIFT = ("redshift", "redshift-serverless", "cluster-identifier", "workgroup-name")
+_NOT_IN_SESSION_NAME = re.compile(r"[^\w+=,.@-]+", re.ASCII)
 _RDS_HOST = re.compile(r"\.([a-z]{2,}(?:-[a-z]+)+-\d+)\.rds\.amazonaws\.com(?:\.cn)?$")
 """The name of an instance, a cluster or a proxy of Amazon RDS. It has the region."""
 _YES, _NO = ("true", "yes", "on", "1"), ("", "none", "false", "no", "off", "0")
@@ -175,9 +177,20 @@ def _aws(connection: Any, extra: Mapping[str, Any], where: str) -> dict[str, str
         "secret_key": keys[1] or text_of(extra, "aws_secret_access_key"),
         "session_token": text_of(extra, "aws_session_token"),
         "region": text_of(extra, "region_name"),
-        "role_arn": text_of(extra, "role_arn"),
-        "external_id": text_of(extra.get("assume_role_kwargs") or {}, "ExternalId"),
+        **_role(connection, extra, where),
     }
+
+
+def _role(connection: Any, extra: Mapping[str, Any], where: str) -> dict[str, str]:
+    """Return the role to assume, and all arguments with which Airflow's AWS hook assumes it: a session policy restricts
+    its rights, and the role may demand a name of the session, tags or an ``ExternalId``."""
+    role, arguments = text_of(extra, "role_arn"), extra.get("assume_role_kwargs") or {}
+    if not role:
+        return {}
+    if not isinstance(arguments, Mapping):
+        raise ConfigurationError("its assume_role_kwargs are no object", where=where, hint="enter a JSON object")
+    named = {"RoleSessionName": _NOT_IN_SESSION_NAME.sub("-", f"airflow_{connection.conn_id.lower()}").strip("-")}
+    return {"role_arn": role, "role_arguments": json.dumps({**named, **arguments}, sort_keys=True)}
 
 
 def _azure(connection: Any, extra: Mapping[str, Any], where: str) -> dict[str, str]:

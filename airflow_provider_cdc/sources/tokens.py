@@ -119,8 +119,8 @@ def _aws_credentials(given: tuple[tuple[str, str], ...]) -> Any:
     def client(service: str, **arguments: Any) -> Any:
         return session.create_client(service, region_name=options["region"], **arguments)
 
-    external_id = {"ExternalId": options["external_id"]} if options.get("external_id") else {}
-    fetcher = AssumeRoleCredentialFetcher(client, credentials, role, extra_args=external_id)
+    arguments = json.loads(options.get("role_arguments", "{}"))
+    fetcher = AssumeRoleCredentialFetcher(client, credentials, role, extra_args=arguments)
     return DeferredRefreshableCredentials(fetcher.fetch_credentials, "assume-role")
 
 

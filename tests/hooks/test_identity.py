@@ -33,7 +33,7 @@ def define(monkeypatch: pytest.MonkeyPatch) -> Define:
 
 @pytest.mark.parametrize("conn_type", TYPES)
 def test_all_types_of_connections_take_the_keys_of_the_aws_connection(conn_type: str, define: Define) -> None:
-    keys = {"aws_session_token": "session", "role_arn": "arn:aws:iam::1:role/x", "assume_role_kwargs": {}}
+    keys = {"aws_session_token": "session", "role_arn": "arn:aws:iam::1:role/x", "assume_role_kwargs": {"Policy": "{}"}}
     define("keys", conn_type="aws", login="AKIA", password="s3cret", extra=keys)
     define(conn_type=conn_type, schema="shop", extra={"iam": True, "aws_conn_id": "keys"})
     settings = open_hook("shop").settings()
@@ -44,6 +44,8 @@ def test_all_types_of_connections_take_the_keys_of_the_aws_connection(conn_type:
         "session_token": "session",
         "region": "eu-central-1",
         "role_arn": "arn:aws:iam::1:role/x",
+        # As Airflow's hook assumes the role.
+        "role_arguments": '{"Policy": "{}", "RoleSessionName": "airflow_keys"}',
     }
     assert "s3cret" not in repr(settings)
     assert asyncio.run(source_in_event_loop("shop")).settings == settings  # type: ignore[attr-defined]

@@ -25,7 +25,8 @@ from tests.sources.lying_server import KEY
 
 HOST, PORT, REGION = "shop.c0ffee.eu-central-1.rds.amazonaws.com", 5432, "eu-central-1"
 KEYS = {"access_key": "AKIA", "secret_key": "s3cret/+=", "region": REGION}
-ROLE = {**KEYS, "role_arn": "arn:aws:iam::123456789012:role/copier", "external_id": "lake"}
+ARGUMENTS = {"ExternalId": "lake", "RoleSessionName": "airflow_keys", "DurationSeconds": 900, "Policy": "{}"}
+ROLE = {**KEYS, "role_arn": "arn:aws:iam::123456789012:role/copier", "role_arguments": json.dumps(ARGUMENTS)}
 PRIVATE_KEY = KEY.private_bytes(
     serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
 ).decode()
@@ -119,7 +120,7 @@ def test_a_role_is_assumed_again_only_when_its_credentials_end(monkeypatch: pyte
             names = {"ASIA1": "temporary", "ASIA2": "temporary", "ASIA3": "temporary"}
             assert all(accepted(password_of(settings(RDS_IAM, **ROLE)), names) for _ in range(3))
         assert len(asked) == calls
-        assert asked[0]["ExternalId"] == ["lake"]
+        assert {name: asked[0][name] for name in ARGUMENTS} == {name: [str(ARGUMENTS[name])] for name in ARGUMENTS}
 
 
 def test_what_aws_refuses_or_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
