@@ -1,4 +1,4 @@
-"""Random nights on a primary whose standby takes over at a random instant, with or without the last transactions.
+"""Random nights on a primary whose standby takes over before a random step, with or without the last transactions.
 
 The oracle is plain SQL: the driver alone writes, so the rows right after a position was recorded are those of the
 position. Changes are replayed in plain Python.
@@ -13,19 +13,22 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from airflow_provider_cdc.errors import LogGone, PreflightError, SchemaChanged, SourceReplaced
+from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.lake import open_dataset, read_changes, read_latest
 from harness.pipeline import Pipeline
 from tests.consistency.replaying import Row, replayed, rows_of
 
 KEYS = {"stock": ("id",), "visits": ()}
 STEPS = ("preflight", "lock_and_record", "snapshot", "extract_delta", "consolidate")
-REFUSALS = (SourceReplaced, LogGone, PreflightError, SchemaChanged)
 OPTIONS: dict[str, Any] = {"changes": True, "on_feed_gap": "begin_anew", "on_schema_change": "fail", "chunk_rows": 7}
 
 
 class Servers(Protocol):
     schema: str
+    refusals: tuple[type[CdcError], ...]
+    """What steps may raise in a night with a takeover or a schema change."""
+    goes_on: bool
+    """Whether copies are rolled forward on a standby that lost no transactions."""
 
     def do(self, *statements: str) -> None:
         """Execute statements on the primary."""
@@ -43,8 +46,11 @@ class Servers(Protocol):
     def cut_off(self) -> None:
         """Let the standby get no more transactions."""
 
-    def promote(self, *, lost: bool) -> None:
-        """Stop the primary for good, and promote the standby. It has all transactions unless some are ``lost``."""
+    def promote(self, *, lost: bool, again: bool) -> None:
+        """Stop the primary for good, and promote the standby. It has all transactions unless some are ``lost``.
+
+        :param again: the new primary gives the lost positions again, to other changes of the same rows.
+        """
 
 
 class History:
@@ -58,6 +64,8 @@ class History:
         self.before: dict[str, pa.Table] = {}
         self.position = ""
         self.takeovers = self.continued = 0
+        self.has_lost = self.is_calm = False
+        self.refused: Counter[str] = Counter()
 
     def write(self) -> None:
         for _ in range(self.chance.randrange(1, 4)):
@@ -69,6 +77,7 @@ class History:
 
     def alter(self) -> None:
         self.columns += 1
+        self.is_calm = False
         table = self.chance.choice(list(KEYS))
         column = f"more{self.columns}"
         self.servers.do(f"ALTER TABLE {table} ADD COLUMN {column} INT", f"UPDATE {table} SET {column} = 1")
@@ -79,17 +88,24 @@ class History:
             self.cut_off = True
         if self.cut_off:
             self.write()
-        self.servers.promote(lost=self.cut_off)
-        self.cut_off = False
+        self.servers.promote(lost=self.cut_off, again=self.chance.random() < 0.5)
+        self.has_lost |= self.cut_off
+        self.cut_off = self.is_calm = False
         self.takeovers += 1
         if self.chance.random() < 0.7:
             self.write()
 
     def night(self) -> None:
         """A run with a takeover before a random step, steps that are executed twice, and schema changes."""
+        self.is_calm = True
         self.write()
         if self.chance.random() < 0.2:
             self.alter()
+        if self.servers.has_standby() and not self.cut_off and self.chance.random() < 0.3:
+            # The standby will lack the position of this night.
+            self.servers.cut_off()
+            self.cut_off = True
+            self.write()
         due = self.chance.choice([*STEPS, ""]) if self.servers.has_standby() else ""
         run, number, tries = self.servers.begin(again=False), 0, 0
         rows: dict[str, list[Row]] = {}
@@ -105,15 +121,18 @@ class History:
                 getattr(run, step)()
                 if step in ("snapshot", "extract_delta") and self.chance.random() < 0.2:
                     getattr(run, step)()
-            except REFUSALS as error:
+            except self.servers.refusals as error:
+                self.refused[f"{step}: {type(error).__name__}"] += 1
                 tries += 1
-                if tries == 4:
+                if self.is_calm or tries == 4:
                     raise AssertionError(self.place) from error
                 # The task is cleared, or a new run is triggered.
                 run = self.servers.begin(again=tries == 1)
                 number = 0
                 continue
             if step == "lock_and_record":
+                if self.before and self.servers.goes_on and not self.has_lost:
+                    assert all(plan.base for plan in run.plans), (self.place, [plan.reason for plan in run.plans])
                 rows = {name: self.servers.select(name, ["*"]) for name in KEYS}
                 self.write()
             elif step == "snapshot":
@@ -143,4 +162,4 @@ class History:
                         told = open_dataset(changes).to_table()
                         assert replayed(rows_of(self.before[name]), key, told) == rows_of(copy), place
             self.before[name] = copy
-        self.position = found["position"]
+        self.position, self.has_lost = found["position"], False

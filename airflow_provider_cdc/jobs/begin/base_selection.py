@@ -191,6 +191,35 @@ def _rolled(plan: TablePlan, base: Run, evolution: Evolution | None) -> TablePla
     return replace(plan, base=base.run_id, base_position=base.position_text, reason=reason, evolution=evolution)
 
 
+def with_changes_here(
+    source: Source, plans: Sequence[TablePlan], scratch: Storage, options: StepOptions
+) -> Sequence[TablePlan]:
+    """Return the plans with the schema changes as the log of the present server has them.
+
+    `preflight` looked up their places. If another server took over since the base or since `preflight`, the places may
+    belong to the log of the earlier server. So they are looked up again.
+
+    :raises SchemaChanged: a table can no longer be rolled forward.
+    """
+    found: dict[TableName, Evolution] = {}
+    evolved = [plan for plan in plans if plan.evolution is not None and plan.evolution.eras]
+    for run_id in sorted({plan.base for plan in evolved}):
+        run = published_run(scratch, run_id)
+        since = run.manifest.identity, run.position
+        if source.take_over(*since, ()) == run.manifest.identity:
+            continue
+        tables = [_base_table(run, plan.table) for plan in evolved if plan.base == run_id]
+        here: dict[TableName, Evolution] = {}
+        keys_only = any(plan.at_upper for plan in plans)
+        to = as_of.parse(options.as_of)
+        for name, why in source.refusals_since(
+            *since, tables, to, options, keys_only=keys_only, evolutions=here
+        ).items():
+            raise SchemaChanged(why, where=str(name), hint=_ANEW)
+        found |= {table.name: here.get(table.name, Evolution((), table.columns)) for table in tables}
+    return [replace(plan, evolution=found.get(plan.table, plan.evolution)) for plan in plans]
+
+
 def bases_of(
     source: Source, plans: Sequence[TablePlan], initial: InitialPoint, scratch: Storage, *, past: bool
 ) -> dict[str, Base]:

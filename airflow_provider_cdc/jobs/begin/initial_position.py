@@ -25,7 +25,7 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.selection import Selection
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, LogGone, SourceReplaced
-from airflow_provider_cdc.jobs.begin.base_selection import bases_of, with_known_of_bases
+from airflow_provider_cdc.jobs.begin.base_selection import bases_of, with_changes_here, with_known_of_bases
 from airflow_provider_cdc.jobs.begin.history_of_run import histories_of
 from airflow_provider_cdc.jobs.begin.preparation import prepare_places, run_tables, with_merged_names, with_shards
 from airflow_provider_cdc.sinks.base import Sink
@@ -78,6 +78,7 @@ def begin(
     created_at = datetime.now(UTC).isoformat(timespec="seconds")
     try:
         initial = with_shards(source, plans, record())
+        plans = with_changes_here(source, plans, Storage(scratch), options)
         bases = bases_of(source, plans, initial, Storage(scratch), past=bool(options.as_of))
         initial = with_known_of_bases(plans, initial, Storage(scratch))
         histories = {}

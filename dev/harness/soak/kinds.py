@@ -65,7 +65,7 @@ KINDS: Mapping[str, Kind] = {
         weight=4,
     ),
     "failovers": Kind(
-        "nights with a failover at a random instant, with or without lost transactions, and their changes",
+        "nights with a failover before a random step, with or without lost transactions, and their changes",
         tuple(f"tests/consistency/{name}/test_failover.py::test_random_nights_with_a_failover" for name in DATABASES),
         weight=4,
     ),

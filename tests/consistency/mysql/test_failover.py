@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.errors import ConfigurationError, PreflightError, SourceReplaced
+from airflow_provider_cdc.errors import ConfigurationError, PreflightError, SchemaChanged, SourceReplaced
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, settings_of
 from harness.throw_away import throw_away
@@ -161,6 +161,25 @@ def test_a_planned_switch_keeps_the_nights_going(fleet: Fleet) -> None:
     fleet.next_night(forward=True)
     fleet.write("later")
     fleet.next_night(forward=True)
+
+
+@pytest.mark.slow
+def test_a_schema_change_and_a_switch_after_preflight(fleet: Fleet) -> None:
+    """The statement has another place in the log of the new server. Only `lock_and_record` runs there."""
+    replica = fleet.replica("b")
+    fleet.next_night(forward=False)
+    fleet.write("before the change")
+    fleet.do("ALTER TABLE stock ADD COLUMN more INT", "UPDATE stock SET more = 1")
+    fleet.write("after the change")
+    plans = fleet.night("auto", on_schema_change="fail").preflight()
+    assert [bool(plan.evolution and plan.evolution.eras) for plan in plans] == [True, False]
+    fleet.caught_up(replica)
+    fleet.take_over(replica)
+    fleet.write("after the switch")
+    run = fleet.night("auto", again=True, on_schema_change="fail")
+    run.plans = plans
+    run.lock_and_record()
+    fleet.check(run)
 
 
 @pytest.mark.slow
@@ -430,6 +449,9 @@ class Switched:
     """A fleet of which one replica may take over."""
 
     schema = "shop"
+    # The servers keep all of their logs, so no refusal says that log is gone.
+    refusals = (SourceReplaced, SchemaChanged)
+    goes_on = True
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -454,11 +476,25 @@ class Switched:
         assert self.replica is not None
         self.replica.query("STOP REPLICA")
 
-    def promote(self, *, lost: bool) -> None:
+    def promote(self, *, lost: bool, again: bool) -> None:
         assert self.replica is not None
         if not lost:
             self.fleet.caught_up(self.replica)
+        ((executed,),) = self.fleet.primary.query("SELECT @@global.gtid_executed")
         self.fleet.take_over(self.replica)
+        if again:
+            ((missing,),) = self.replica.query("SELECT GTID_SUBTRACT(%s, @@global.gtid_executed)", (executed,))
+            for one in missing.split(",") if missing else ():
+                uuid, *intervals = one.strip().split(":")
+                for first, _, last in (interval.partition("-") for interval in intervals):
+                    for number in range(int(first), int(last or first) + 1):
+                        self.fleet.do(
+                            f"SET gtid_next = '{uuid}:{number}'",
+                            "BEGIN",
+                            f"UPDATE stock SET note = 'again {number}' WHERE id % 3 = 1",
+                            "COMMIT",
+                            "SET gtid_next = 'AUTOMATIC'",
+                        )
         self.replica = None
 
 

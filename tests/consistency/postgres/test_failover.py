@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.errors import SourceReplaced
+from airflow_provider_cdc.errors import LogGone, PreflightError, SchemaChanged, SourceReplaced
 from harness.pipeline import Pipeline
 from harness.postgres_server import SUPERUSER, PostgresServer
 from harness.throw_away import throw_away
@@ -233,6 +233,9 @@ class Promoted:
     """A pair whose standby may take over."""
 
     schema = "public"
+    refusals = (SourceReplaced, LogGone, PreflightError, SchemaChanged)
+    # Only with a slot that was synchronized.
+    goes_on = False
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
@@ -256,7 +259,7 @@ class Promoted:
     def cut_off(self) -> None:
         self.pair.standby.restart({"primary_conninfo": ""})
 
-    def promote(self, *, lost: bool) -> None:
+    def promote(self, *, lost: bool, again: bool) -> None:
         if not lost:
             self.pair.caught_up()
         self.pair.take_over()

@@ -448,7 +448,7 @@ def _drop_leftover(connection: Connection, one: KeptObject) -> str:
 
 _FAILOVER_SINCE = 170_000
 """The first version of PostgreSQL with failover slots. Only the standing slot is one: the slot of a run does not move,
-so standbys would keep only a temporary copy of it, which promotion drops. Without standbys that synchronize slots, a
+so standbys may keep only a temporary copy of it, which promotion drops. Without standbys that synchronize slots, a
 failover slot costs nothing."""
 _IS_FAILOVER = """(SELECT COALESCE((to_jsonb(s) ->> 'failover')::bool, false)
 FROM pg_replication_slots s WHERE s.slot_name = %s)"""
