@@ -97,7 +97,7 @@ class History:
 
     def night(self) -> None:
         """A run with a takeover before a random step, steps that are executed twice, and schema changes."""
-        self.is_calm = True
+        self.is_calm, late = True, self.cut_off
         self.write()
         if self.chance.random() < 0.2:
             self.alter()
@@ -107,6 +107,11 @@ class History:
             self.cut_off = True
             self.write()
         due = self.chance.choice([*STEPS, ""]) if self.servers.has_standby() else ""
+        if late:
+            # The copy of the last night is lost, too.
+            due = self.chance.choice(STEPS[:2])
+        elif self.cut_off and self.chance.random() < 0.5:
+            due = ""
         run, number, tries = self.servers.begin(again=False), 0, 0
         rows: dict[str, list[Row]] = {}
         while number < len(STEPS):
