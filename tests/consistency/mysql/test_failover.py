@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.errors import ConfigurationError, PreflightError, SchemaChanged, SourceReplaced
+from airflow_provider_cdc.errors import CdcError, ConfigurationError, PreflightError, SchemaChanged, SourceReplaced
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, settings_of
 from harness.throw_away import throw_away
@@ -450,7 +450,7 @@ class Switched:
 
     schema = "shop"
     # The servers keep all of their logs, so no refusal says that log is gone.
-    refusals = (SourceReplaced, SchemaChanged)
+    refusals: tuple[type[CdcError], ...] = (SourceReplaced, SchemaChanged)
     goes_on = True
 
     def __init__(self, fleet: Fleet) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.errors import LogGone, PreflightError, SchemaChanged, SourceReplaced
+from airflow_provider_cdc.errors import CdcError, LogGone, PreflightError, SchemaChanged, SourceReplaced
 from harness.pipeline import Pipeline
 from harness.postgres_server import SUPERUSER, PostgresServer
 from harness.throw_away import throw_away
@@ -233,7 +233,7 @@ class Promoted:
     """A pair whose standby may take over."""
 
     schema = "public"
-    refusals = (SourceReplaced, LogGone, PreflightError, SchemaChanged)
+    refusals: tuple[type[CdcError], ...] = (SourceReplaced, LogGone, PreflightError, SchemaChanged)
     # Only with a slot that was synchronized.
     goes_on = False
 
