@@ -250,7 +250,7 @@ class Run:
             state = self._ledger.state()
             if state.digest == self.digest:
                 self.state = state
-            if state.begun != self.state.begun or not state.permits(Ended(why)):
+            if state.ended is not None or state.begun != self.state.begun or not state.permits(Ended(why)):
                 return state
             self._ledger.append(state, Ended(why))
 
