@@ -6,6 +6,7 @@ The oracle is the source itself, read while nobody writes, or PostgreSQL's own r
 from __future__ import annotations
 
 import random
+import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from pyspark.sql import SparkSession
@@ -172,7 +173,11 @@ def test_reads_wait_for_a_lagging_standby_and_changes_that_it_shows_are_undone(p
     (read,) = pair.end(run, expected, reads).values()
     assert read["waited"] > 0
     assert read["rows"] > ROWS // 2
-    # What a run without REPLICA IDENTITY FULL reads again, it reads on the source.
+
+
+@LONG
+def test_what_is_touched_meanwhile_is_read_again_on_the_source(pair: Standbys) -> None:
+    standby = pair.standby()
     pair.do("ALTER TABLE stock REPLICA IDENTITY DEFAULT")
     with Proxy(standby.port) as name:
         run = pair.run(name, chunk_rows=20)
@@ -228,6 +233,73 @@ def test_what_is_no_standby_of_the_source_is_refused(pair: Standbys) -> None:
         pair.run(standby)
     with pytest.raises(PreflightError, match="it follows timeline 2, and the source is on timeline 1"):
         pair.run(pair.standby(standby))
+
+
+class Pooler(Proxy):
+    """Gives each transaction block of a session to a session of another server, with the same settings."""
+
+    def __init__(self, server: PostgresServer, of_blocks: PostgresServer) -> None:
+        self.blocks = 0
+        self._other = of_blocks.port
+        super().__init__(server.port, self._serve_session)
+
+    def _serve_session(self, client: socket.socket, server: socket.socket) -> None:
+        with socket.create_connection((self.host, self._other)) as other, client.makefile("rb") as messages:
+            start_up = _message(messages)
+            while len(start_up) == 8:  # a request for encryption
+                client.sendall(b"N")
+                start_up = _message(messages)
+            answers = {one: one.makefile("rb") for one in (server, other)}
+            for one in (other, server):
+                one.sendall(start_up)
+                greeting = _answer(answers[one])
+            client.sendall(greeting)
+            at, idle = server, True
+            while True:
+                request = _message(messages, 1)
+                while request[:1] not in b"QX" and not request.endswith(_SYNC):
+                    request += _message(messages, 1)
+                if idle:
+                    at = other if b"BEGIN" in request else server
+                    self.blocks += at is other
+                at.sendall(request)
+                answer = _answer(answers[at])
+                idle = answer.endswith(b"I")
+                client.sendall(answer)
+
+
+_SYNC, _READY = b"S\0\0\0\4", b"Z\0\0\0\5"
+
+
+def _message(stream: BinaryIO, kind: int = 0) -> bytes:
+    """The next message of PostgreSQL's protocol, after the byte that tells its kind."""
+    head = stream.read(kind + 4)
+    if len(head) < kind + 4:
+        raise OSError("the connection is closed")
+    return head + stream.read(int.from_bytes(head[kind:], "big") - 4)
+
+
+def _answer(stream: BinaryIO) -> bytes:
+    """The messages up to the one that says that the server is ready."""
+    answer = message = b""
+    while not message.startswith(_READY):
+        answer += (message := _message(stream, 1))
+    return answer
+
+
+@LONG
+def test_a_pooler_that_exchanges_the_server_between_transactions_is_refused(pair: Standbys) -> None:
+    """The server that is asked for its position has replayed it, and the one that is read has not."""
+    first, second = pair.standby(), pair.standby()
+    pair.pause(second)
+    pair.write("before")
+    with Pooler(first, second) as pooler:
+        run = pair.run(pooler)
+        pair.begin(run)
+        pair.write("after")
+        with pytest.raises(ExactnessError, match="several processes answer the statements of one session"):
+            run.snapshot()
+        assert pooler.blocks
 
 
 @LONG

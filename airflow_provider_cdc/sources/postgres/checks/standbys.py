@@ -24,12 +24,15 @@ from airflow_provider_cdc.sources.replicas import REMOVE
 _FIRST_OF_USERS = 16_384
 _MONEY = frozenset({790, 791})
 
-STATE = """
+BACKEND = "pg_catalog.concat_ws(' ', pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_backend_pid())"
+"""Tells the process of a server that answers a statement from those of all servers."""
+STATE = f"""
 SELECT pg_catalog.pg_is_in_recovery()::text,
     COALESCE(pg_catalog.pg_last_wal_replay_lsn(), '0/0')::text,
     CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_get_wal_replay_pause_state() ELSE 'ended' END,
     pg_catalog.current_setting('recovery_min_apply_delay'),
-    pg_catalog.current_setting('fsync')
+    pg_catalog.current_setting('fsync'),
+    {BACKEND}
 """
 
 
@@ -42,11 +45,12 @@ class StandbyState:
     pausing: str
     delay: str
     fsync: str
+    backend: str
 
     @classmethod
     def of(cls, row: tuple[str | None, ...]) -> StandbyState:
-        recovering, replayed, pausing, delay, fsync = (text or "" for text in row)
-        return cls(recovering == "true", Lsn.parse(replayed), pausing, delay, fsync)
+        recovering, replayed, pausing, delay, fsync, backend = (text or "" for text in row)
+        return cls(recovering == "true", Lsn.parse(replayed), pausing, delay, fsync, backend)
 
     @property
     def obstacles(self) -> list[str]:
@@ -126,6 +130,13 @@ READ_ON_STANDBYS: tuple[Check[None], ...] = (
         (),
         f"name a standby of the source, or {REMOVE}",
         raised_by=(Raised(Moment.READS_ENDED, "sources.postgres.steps.standby_reads:StandbySession.confirm"),),
+    ),
+    Check(
+        "postgres.read-replica-direct",
+        "One process of one standby answers all statements of a session, and each read is made by this process.",
+        (),
+        f"connect to the standby directly, or {REMOVE}",
+        raised_by=(Raised(Moment.EACH_SESSION, "sources.postgres.steps.standby_reads:StandbySession.check_backend"),),
     ),
 )
 

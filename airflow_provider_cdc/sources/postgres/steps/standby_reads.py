@@ -28,6 +28,7 @@ from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import ConfigurationError, ExactnessError, Problem, SourceUnavailable
 from airflow_provider_cdc.sources.api.source import ChunkReader, ConnectionSettings, ReplicaRead
 from airflow_provider_cdc.sources.postgres.checks.standbys import (
+    BACKEND,
     STANDBYS,
     STATE,
     StandbyContext,
@@ -75,9 +76,9 @@ class TransactionMark:
         """
         committed = tuple(secrets.choice((True, False)) for _ in range(_BITS))
         made = [f"BEGIN; SELECT pg_current_xact_id()::text; {'COMMIT' if one else 'ROLLBACK'}" for one in committed]
-        # They are flushed together.
-        statements = ["SET synchronous_commit = off", *made, "SET synchronous_commit = local"]
-        cursor = connection.execute("; ".join(statements).encode())
+        # They are flushed together. The setting has a transaction of its own, because the first one may be aborted.
+        query(connection, "SET synchronous_commit = off")
+        cursor = connection.execute("; ".join([*made, "SET synchronous_commit = local"]).encode())
         ids = []
         while True:
             ids += [str(xid) for (xid,) in cursor.fetchall()] if cursor.description else []
@@ -88,17 +89,17 @@ class TransactionMark:
 
     @property
     def shown(self) -> str:
-        """A query for the states of the transactions on a server. A server raises an error for ids that it does not
-        know yet, so the query does not ask for their states."""
+        """A query for the states of the transactions on a server, and for its `BACKEND`. A server raises an error for
+        ids that it does not know yet, so the query does not ask for their states."""
         ids = ", ".join(f"('{xid}'::xid8)" for xid in self.ids)
         return (
             "SELECT string_agg(CASE WHEN m.id < pg_snapshot_xmax(pg_current_snapshot()) THEN pg_xact_status(m.id) END, "
-            f"' ' ORDER BY m.id) FROM (VALUES {ids}) m(id)"
+            f"' ' ORDER BY m.id), {BACKEND} FROM (VALUES {ids}) m(id)"
         )
 
     @property
     def states(self) -> str:
-        """The result of `shown` on a server that has the transactions."""
+        """The states that a server shows that has the transactions."""
         return " ".join("committed" if one else "aborted" for one in self.committed)
 
 
@@ -110,6 +111,7 @@ class StandbySession:
     :param server: what distinguishes the server of the standby from others.
     :param seconds: how long to wait for a position.
     :param waited: the seconds that the session waited for positions, as long as no read has reported them.
+    :param backend: the `BACKEND` of the session. Empty: no statement has asked for it yet.
     """
 
     reading: Reading
@@ -118,6 +120,7 @@ class StandbySession:
     seconds: float
     server: str = ""
     waited: float = 0.0
+    backend: str = ""
 
     @property
     def where(self) -> str:
@@ -132,7 +135,26 @@ class StandbySession:
 
     def state(self) -> StandbyState:
         (row,) = self.ask(STATE)
-        return StandbyState.of(row)
+        state = StandbyState.of(row)
+        self.check_backend(state.backend)
+        return state
+
+    def check_backend(self, found: str | None) -> None:
+        """Check that the process that answered a statement is the one that answered all others of the session.
+
+        Between two transactions, a pooler may exchange the server behind a session. What one server has replayed proves
+        nothing about the rows of another.
+
+        :raises ExactnessError: the process is another one.
+        """
+        self.backend = self.backend or str(found)
+        if found != self.backend:
+            raise ExactnessError(
+                f"several processes answer the statements of one session (started at, pid: {self.backend} and {found})",
+                where=self.where,
+                hint="this is typical of a pooler or a balancer of statements: connect to the standby directly, or "
+                f"{REMOVE}",
+            )
 
     def check(self, moment: Moment, source: Connection) -> None:
         """Check the settings of both servers.
@@ -175,7 +197,9 @@ class StandbySession:
             self.check(Moment.READS_ENDED, source)
             mark = TransactionMark.make(source, self.settings.address)
         self.wait_for(mark.end)
-        if self.ask(mark.shown) != [(mark.states,)]:
+        ((states, backend),) = self.ask(mark.shown)
+        self.check_backend(backend)
+        if states != mark.states:
             raise ExactnessError(
                 f"the standby does not replay the log of the source: at {mark.end}, it does not have the last "
                 "transactions of the source",
@@ -216,6 +240,11 @@ class _Reader(TableReader):
         for batch in super().read(chunk):
             self._count += batch.num_rows
             yield batch
+
+    def _end(self) -> None:
+        # The transaction of the read has not ended yet.
+        self._opened.state()
+        super()._end()
 
     def wait_until_durable(self) -> str:
         # What the source has on disk, it keeps in a crash (`_durable`), and only that is sent to standbys.
