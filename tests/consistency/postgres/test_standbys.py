@@ -228,6 +228,11 @@ def test_what_is_no_standby_of_the_source_is_refused(pair: Standbys) -> None:
         # The same run goes on with a standby of the source.
         name.target = pair.standby().port
         assert pair.end(run, expected)
+
+
+@LONG
+def test_a_promoted_standby_and_its_own_standby_are_refused(pair: Standbys) -> None:
+    standby = pair.standby()
     pair.do("SELECT pg_promote()", server=standby)
     with pytest.raises(PreflightError, match="it is no standby: it was promoted"):
         pair.run(standby)
