@@ -94,5 +94,5 @@ def test_an_archive_for_another_processor_and_its_requirements_have_the_versions
 
 
 def test_an_extra_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(AssertionError, match=r"has no extra mysql\n.*its extras are .*gcs, iceberg"):
+    with pytest.raises(AssertionError, match=r"has no extra mysql\n.*its extras are .*gcs, google, iceberg"):
         bundle("--requirements", "--extras", "postgres,mysql")
