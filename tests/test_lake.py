@@ -156,6 +156,7 @@ def test_the_snippets_of_the_documents_read_every_row_of_each_codec(library: str
     assert count(names["orders"]) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["lake", "it's a läke"])
 def test_the_snippets_of_a_report_read_the_rows_and_columns_of_the_copy(
     folder: str, tmp_path: Path, request: Any

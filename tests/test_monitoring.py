@@ -90,6 +90,7 @@ def test_every_metric_is_on_the_dashboard() -> None:
     assert all(f"cdc_{metric.name}" in shown for metric in METRICS)
 
 
+@pytest.mark.slow
 def test_the_errors_that_pages_are_for_are_those_that_a_retry_cannot_fix() -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
     transient = {kind.__name__ for kind in kinds if errors.TransientError in kind.__mro__[1:]}

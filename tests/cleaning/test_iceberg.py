@@ -124,6 +124,7 @@ def test_manifests_of_rejected_commits_go(target: Target) -> None:
     assert seen(two, NAMES[0]) == target.source.history.state(10)[0]
 
 
+@pytest.mark.slow
 def test_files_stay_if_the_runs_of_the_table_are_in_another_scratch(target: Target, without_grace: None) -> None:
     target.night(1, format="iceberg")
     stray = target.lake.folder(f"{EMPTY}/data")

@@ -53,6 +53,7 @@ def test_data_and_port_outlive_a_restart(tmp_path: Path, monkeypatch: pytest.Mon
         assert server.query("SELECT one, current_setting('work_mem') FROM kept") == [(1, "8MB")]
 
 
+@pytest.mark.slow
 def test_other_users_need_their_password(tmp_path: Path) -> None:
     with PostgresServer.start(tmp_path) as server:
         server.query("CREATE ROLE reader LOGIN PASSWORD 'right'")

@@ -99,6 +99,7 @@ def test_two_tries_of_a_step(
     check(runner)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(0))
 @pytest.mark.parametrize("late", [SNAPSHOT, EXTRACT])
 def test_a_step_that_wakes_up_beside_later_ones(

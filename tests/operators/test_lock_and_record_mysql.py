@@ -85,6 +85,7 @@ def test_a_new_position_is_not_taken_from_what_can_no_longer_be_copied(
         operator.execute(context())
 
 
+@pytest.mark.slow
 def test_another_history_is_not_taken_for_the_run_s_own(operator: LockAndRecordOperator, server: MysqlServer) -> None:
     operator.execute(context())
     server.query("RESET BINARY LOGS AND GTIDS")

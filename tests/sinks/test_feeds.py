@@ -69,6 +69,7 @@ def first(lake: Lake) -> Publication:
     return publication
 
 
+@pytest.mark.slow
 def test_changes_are_published_with_their_copy_and_are_no_part_of_it(lake: Lake, first: Publication) -> None:
     second = stage(lake, 5, first)
     copies = lake.sink.publish(second)

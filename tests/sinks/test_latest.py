@@ -117,6 +117,7 @@ def test_runs_that_publish_at_once_leave_the_newest(target: Storage, monkeypatch
         assert found[7]
 
 
+@pytest.mark.slow
 def test_a_run_without_conditional_writes_does_not_put_back_an_older_copy(
     s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

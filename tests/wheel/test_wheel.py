@@ -96,6 +96,7 @@ def test_airflow_finds_the_provider_in_the_wheel(python: Path) -> None:
     assert name == "airflow-provider-cdc"
 
 
+@pytest.mark.slow
 def test_importing_the_package_imports_only_the_standard_library(python: Path) -> None:
     script = (
         "import sys; before = set(sys.modules); import airflow_provider_cdc; "

@@ -235,6 +235,7 @@ def test_earlier_reads_do_not_count_after_a_restart(
     assert _rows(run, "shop.a") == {1: (None,), 2: (None,)}
 
 
+@pytest.mark.slow
 def test_a_slow_attempt_does_not_take_the_reads_from_the_next_step(
     mysql: MysqlServer, spark: SparkSession, two_tables: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -193,6 +193,7 @@ class TestAlgebra:
         assert len(a) == len(one)
         assert bool(a) == bool(one)
 
+    @pytest.mark.slow
     @given(one=sets, other=sets)
     def test_equal_sets_have_one_representation(self, one: GtidSet, other: GtidSet) -> None:
         same = (one - other) | (one & other)
@@ -302,6 +303,7 @@ class TestBytes:
         with contextlib.suppress(PositionError):
             GtidSet.decode(data)
 
+    @pytest.mark.slow
     @settings(max_examples=examples(300))
     @given(gtid_set=sets, data=st.data())
     def test_a_flipped_byte_gives_a_valid_set_or_a_position_error(self, gtid_set: GtidSet, data: st.DataObject) -> None:

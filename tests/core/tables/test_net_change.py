@@ -63,6 +63,7 @@ def test_rewind_undoes_and_roll_forward_does_any_window(history: tuple[list[Rows
     assert roll_forward(states[0], change) == states[-1]
 
 
+@pytest.mark.slow
 @given(histories(), st.data())
 def test_it_does_not_matter_when_each_key_was_read(
     history: tuple[list[Rows], list[Event]], data: st.DataObject
@@ -96,6 +97,7 @@ def test_a_multiset_is_rewound_by_its_net_counts(rows: list[str], steps: list[tu
     assert rewind_counts(+now, net_counts(changes)) == +before
 
 
+@pytest.mark.slow
 @given(histories(), st.data())
 def test_a_read_that_lasts_across_the_position_is_brought_to_it_by_both_sides(
     history: tuple[list[Rows], list[Event]], data: st.DataObject

@@ -64,6 +64,7 @@ def batches(draw: st.DrawFn) -> tuple[pa.RecordBatch, list[tuple[Any, ...]]]:
     return pa.record_batch(columns), identities
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=examples(150))
 @given(batches())
 def test_rows_have_equal_bytes_exactly_if_they_are_bit_equal(

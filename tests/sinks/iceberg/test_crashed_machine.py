@@ -11,6 +11,7 @@ from tests.sinks.iceberg.runs import rows_at
 from tests.sinks.test_contract import TABLES, Lake
 
 
+@pytest.mark.slow
 def test_a_publication_survives_a_crash_of_the_machine(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: dict[Path, int] = {}
     fsync = os.fsync

@@ -61,6 +61,7 @@ def test_a_change_of_the_table_completes_the_lost_commit_first(lake: Lake, how: 
     assert lake.seen() == [[3, 3, 3]] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("earlier", [0, 1])
 def test_the_next_run_completes_a_lost_commit(lake: Lake, earlier: int) -> None:
     first, lost, after = (lake.stage(number) for number in (1, 3, 5))

@@ -153,6 +153,7 @@ def some_rows(seed: int, count: int = 60) -> pa.Table:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(0))
 def test_files_are_kept_replaced_and_put_back(lake: Lake, seed: int) -> None:
     rows = [some_rows(seed), some_rows(seed + 1).slice(0, 20)]
@@ -171,6 +172,7 @@ def test_files_are_kept_replaced_and_put_back(lake: Lake, seed: int) -> None:
     assert [field.name for field in table.spec().fields] == ["country", "at_month"]
 
 
+@pytest.mark.slow
 def test_the_sort_order_is_a_property_of_the_table_and_follows_the_option(lake: Lake) -> None:
     publish(lake, 1, some_rows(1), LAYOUT)
     ids = {field.name: field.field_id for field in iceberg_table(lake).schema().fields}
@@ -192,6 +194,7 @@ def test_the_sort_order_is_a_property_of_the_table_and_follows_the_option(lake: 
     assert order() == [descending, ascending]
 
 
+@pytest.mark.slow
 def test_an_order_of_a_column_that_was_dropped_is_dropped(lake: Lake) -> None:
     publish(lake, 1, some_rows(1), layout_of([], ["at"]))
     publish(lake, 2, some_rows(1).drop(["at"]), layout_of([], []))
@@ -246,6 +249,7 @@ def test_another_partitioning_than_the_table_has_is_refused_before_the_run(lake:
     assert iceberg_table(lake).metadata == before
 
 
+@pytest.mark.slow
 def test_too_many_partitions_are_refused_and_waiting_rows_are_bounded(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:

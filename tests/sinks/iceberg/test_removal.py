@@ -90,6 +90,7 @@ def test_readers_of_cuts_are_led_away_before_anything_goes(lake: Lake) -> None:
     assert lake.sink.grace >= timedelta(days=1)
 
 
+@pytest.mark.slow
 def test_another_program_s_tag_keeps_the_snapshot_and_its_files(lake: Lake) -> None:
     runs = chain(lake, 2)
     table = iceberg_table(lake)
@@ -132,6 +133,7 @@ def test_a_run_that_commits_during_a_removal_keeps_its_files(lake: Lake) -> None
     assert sorted(row["id"] for row in rows_at(lake, second.run_id)) == [1, 1, 2, 2, 2]
 
 
+@pytest.mark.slow
 def test_a_removal_during_a_commit_refuses_it(lake: Lake) -> None:
     first = lake.stage(1)
     lake.sink.publish(first)
@@ -145,6 +147,7 @@ def test_a_removal_during_a_commit_refuses_it(lake: Lake) -> None:
     assert f"cdc-{second.run_id}" not in iceberg_table(lake).metadata.refs
 
 
+@pytest.mark.slow
 def test_files_that_a_run_wrote_and_did_not_publish_are_cleaned(lake: Lake) -> None:
     first, second = lake.stage(1), lake.stage(2)
     lake.sink.publish(first)
@@ -166,6 +169,7 @@ def test_files_that_a_run_wrote_and_did_not_publish_are_cleaned(lake: Lake) -> N
     assert lake.seen() == [[2, 2, 2]] * 2
 
 
+@pytest.mark.slow
 def test_all_copies_of_a_run_are_withdrawn_by_one_commit(lake: Lake) -> None:
     runs = [lake.stage(number, 1) for number in (1, 2, 3)]
     for run in runs:

@@ -199,6 +199,7 @@ def test_odd_names_of_columns(lake: Lake, name: str) -> None:
     assert by_duckdb(lake, "FROM {t}") == [(1, "v")]
 
 
+@pytest.mark.slow
 def test_a_table_that_iceberg_cannot_take_is_left_out_but_a_clash_of_names_stops_the_run(
     mysql: MysqlServer, schema: str, tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ def rows_of(found: Sequence[pa.RecordBatch]) -> list[dict[str, Any]]:
     return sorted((row for batch in found for row in batch.to_pylist()), key=lambda row: row["order"])
 
 
+@pytest.mark.slow
 def test_no_change_is_no_batch() -> None:
     net = new()
     assert batches(net) == []
@@ -121,6 +122,7 @@ def test_a_keyless_table_tells_each_row_and_how_often_it_came_and_went() -> None
     ]
 
 
+@pytest.mark.slow
 def test_each_batch_is_of_one_table_and_at_most_so_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta, "BATCH_ROWS", 4)
     net = new()

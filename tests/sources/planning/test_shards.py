@@ -99,6 +99,7 @@ def test_the_collation_of_the_key_and_labels_count(mysql: MysqlServer, schema: s
     assert "its column e has the type enum('b','a'), not enum('a','b')" in error
 
 
+@pytest.mark.slow
 def test_options_that_do_not_fit(mysql: MysqlServer, schema: str) -> None:
     create(mysql, schema, s1=f"{FIRST}, _source INT", s2=f"_source INT, {FIRST}", plain="id INT PRIMARY KEY")
     assert "the shards have a column _source" in refused(mysql, schema, merging={"origin_columns": True})

@@ -202,6 +202,7 @@ def test_a_session_that_translates_text_is_refused(mysql: MysqlServer, schema: s
             StatementReader(connection, table)
 
 
+@pytest.mark.slow
 def test_a_read_that_is_abandoned_closes_the_session(mysql: MysqlServer, large: Table) -> None:
     with reading(mysql, large) as (connection, reader):
         batches = reader.read("", ())
@@ -394,6 +395,7 @@ def test_a_packet_out_of_sequence_is_refused() -> None:
     assert state[packets.STATE_ROWS] == 1
 
 
+@pytest.mark.slow
 def test_packets_in_any_pieces() -> None:
     rows_sent = b"".join(_payload(b"\0\0" + number.to_bytes(4, "little"), number) for number in range(300))
     for step in (1, 3, 7, 1000):

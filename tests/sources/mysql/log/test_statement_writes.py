@@ -372,6 +372,7 @@ def test_a_trigger_that_a_more_exact_grant_hides(mysql: MysqlServer, schema: str
     assert "lacks TRIGGER" in refused.message
 
 
+@pytest.mark.slow
 def test_each_function_is_built_in(mysql: MysqlServer, schema: str, db: Connection) -> None:
     """Stored functions of these names in the session's schema are not called."""
     made = 0

@@ -145,6 +145,7 @@ def test_differences_of_documents_do_not_keep_it_from_going_back(server: MysqlSe
     assert problems(server, resolve(settings(server), before), "documents") == []
 
 
+@pytest.mark.slow
 def test_a_gtid_set_is_checked_in_the_same_way(server: MysqlServer) -> None:
     before = executed(server)
     server.query("INSERT INTO d.t VALUES (2, 2)")
@@ -179,6 +180,7 @@ def test_before_the_servers_start_nothing_is_known(server: MysqlServer) -> None:
     assert any("was started at" in problem.what for problem in found)
 
 
+@pytest.mark.slow
 def test_a_time_that_nothing_was_committed_after_is_final_at_once(server: MysqlServer) -> None:
     """A night of a quiet server copies the same position, whether it begins before or after the next commit."""
     before, moment = executed(server), datetime.now(UTC)

@@ -92,6 +92,7 @@ def test_the_arrow_types(postgres: PostgresServer, typed: str) -> None:
     assert texts.types == expected
 
 
+@pytest.mark.slow
 def test_the_catalog_is_read_alike(postgres: PostgresServer, typed: str) -> None:
     """How the tests describe tables, and how the product does."""
     create(postgres, typed, "types", listed(CASES))

@@ -110,6 +110,7 @@ def by_psycopg(server: PostgresServer, database: str, declared: str, column: str
     return rows[::-1]
 
 
+@pytest.mark.slow
 def test_arrays_become_lists(postgres: PostgresServer, arrays: str) -> None:
     count = max(len(values) for _, values in ARRAYS.values()) + 1
     values_of_rows = [

@@ -355,6 +355,7 @@ def test_bytes_that_are_not_an_image(image: bytes) -> None:
             decode_images(one_column(25), images)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(0, 1))
 def test_spoilt_images_of_all_types(seed: int) -> None:
     """The result is an error or another row, never a read beyond the bytes or an invalid array."""

@@ -277,6 +277,7 @@ def test_memory_grows_with_the_touched_keys_and_not_with_the_changes(run: Run, f
         assert reader._walker.change.arena.nbytes < 1_000_000
 
 
+@pytest.mark.slow
 def test_the_end_is_exact_although_writers_go_on(run: Run, follow: Follow) -> None:
     run("CREATE TABLE a (id int PRIMARY KEY)", f"ALTER TABLE a {FULL}")
     reading = follow("a")
