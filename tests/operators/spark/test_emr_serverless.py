@@ -147,13 +147,15 @@ def secrets_in_processes(secret: str, stop: threading.Event, found: list[str]) -
     """Search the arguments and the environment of all processes, again and again."""
     while not stop.is_set():
         for process in Path("/proc").glob("[0-9]*"):
+            command = b""
             for name in ("cmdline", "environ"):
                 try:
                     content = (process / name).read_bytes()
                 except OSError:
                     continue
+                command = command or content
                 if secret.encode() in content:
-                    found.append(f"{process / name}: {content[:200]!r}")
+                    found.append(f"{process / name} of {command[:400]!r}")
         stop.wait(0.5)
 
 
