@@ -55,8 +55,12 @@ def connect(monkeypatch: pytest.MonkeyPatch, service: DatabricksService, token: 
     extra = {"launcher": "databricks", "conn_id": "workspace", "cluster": CLUSTER, **more}
     workspace = {"conn_type": "databricks", "host": service.url, "port": int(service.url.rpartition(":")[2])}
     workspace |= {"schema": "http", "password": token}
-    shop = {"conn_type": "mysql", "host": service.url, "password": token}
-    for name, fields in ("SPARK", {"conn_type": "cdc_spark", "extra": extra}), ("WORKSPACE", workspace), ("SHOP", shop):
+    other = {"conn_type": "mysql", "host": service.url, "password": token}
+    for name, fields in (
+        ("SPARK", {"conn_type": "cdc_spark", "extra": extra}),
+        ("WORKSPACE", workspace),
+        ("OTHER", other),
+    ):
         monkeypatch.setenv(f"AIRFLOW_CONN_{name}", json.dumps(fields))
 
 
@@ -216,7 +220,7 @@ def test_a_definition_that_databricks_refuses_is_a_mistake_of_the_connection(
         ({"cluster": None}, "it has no cluster"),
         ({"conn_id": None}, "it has no conn_id"),
         ({"conn_id": "nothing"}, "no connection 'nothing'"),
-        ({"conn_id": "shop"}, "the connection 'shop' is of the type mysql"),
+        ({"conn_id": "other"}, "the connection 'other' is of the type mysql"),
         ({"cluster": {**CLUSTER, "spark_conf": None}}, ""),
         ({"cluster": {**CLUSTER, "spark_conf": ["a=b"]}}, "cluster.spark_conf: it is not a JSON object"),
         ({"cluster": {**CLUSTER, "node_type_id": ["i3"]}}, "the workspace has no node type"),

@@ -54,7 +54,10 @@ def java_problems(search_path: str) -> Iterator[Problem]:
             return
         java = found
     try:
-        answer = subprocess.run([java, "-version"], capture_output=True, timeout=_ANSWER_SECONDS, check=False)
+        # Java needs none of Airflow's connections.
+        environment = {name: os.environ[name] for name in os.environ if not name.startswith("AIRFLOW_")}
+        command = [java, "-version"]
+        answer = subprocess.run(command, capture_output=True, timeout=_ANSWER_SECONDS, check=False, env=environment)
     except subprocess.TimeoutExpired:
         # A busy machine proves nothing.
         return
