@@ -35,6 +35,7 @@ from airflow_provider_cdc.core.copies.retention import (
 )
 from airflow_provider_cdc.core.liveness import FILE as DAG_RUN
 from airflow_provider_cdc.core.liveness import StateOf, no_airflow
+from airflow_provider_cdc.core.positions import kinds
 from airflow_provider_cdc.core.run.commit_record import decision_of
 from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT
 from airflow_provider_cdc.core.run.run import WORK_FOLDERS, Run, is_published
@@ -182,7 +183,7 @@ class RunFolders:
         verdict = self._known.verdict(run)
         if not verdict.ended:
             return verdict.why
-        if run.manifest.kind == "postgres" and self._server.problem:
+        if kinds.has(run.manifest.kind, "slots") and self._server.problem:
             return f"{verdict.why}, but {self._server.problem}"
         if user := self._server.user_of(run.run_id):
             return f"{verdict.why}, but {user}"
