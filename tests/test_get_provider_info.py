@@ -20,7 +20,7 @@ from harness.dag_runner import DagRunner
 from tests.seeds import some
 
 ROOT = Path(__file__).parents[1]
-_TOKEN_FIELDS = ("aws_conn_id", "azure_conn_id", "gcp_conn_id", "iam", "region_name")
+_IDENTITY_FIELDS = ("aws_conn_id", "azure_conn_id", "gcp_conn_id", "iam", "region_name", "secret_ref")
 _TLS_FIELDS = ("ca", "cert", "key", "mode", "server_key", "trusted_network")
 
 
@@ -127,7 +127,9 @@ print(json.dumps({
     assert json.loads(result.stdout.splitlines()[-1]) == {
         "provider": True,
         "hook": "source_conn_id",
-        "fields": [f"extra__cdc_mysql__{name}" for name in (*_TOKEN_FIELDS, *(f"tls_{name}" for name in _TLS_FIELDS))],
+        "fields": [
+            f"extra__cdc_mysql__{name}" for name in (*_IDENTITY_FIELDS, *(f"tls_{name}" for name in _TLS_FIELDS))
+        ],
         "hidden": ["schema", "extra"],
         "settings": ["cdc_*", "s3://lake=https://files.example.com/{lake}"],
         "unset": "none",
