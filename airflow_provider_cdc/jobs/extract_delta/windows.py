@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from airflow_provider_cdc.core.positions.as_of import reaches
-from airflow_provider_cdc.core.positions.position import LogEnd, Position
-from airflow_provider_cdc.core.run.ledger import Link
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import Manifest
 from airflow_provider_cdc.core.run.results import SnapshotResult
 from airflow_provider_cdc.core.tables.value_range import ValueRange
@@ -23,7 +22,7 @@ from airflow_provider_cdc.jobs.restart.altered import may_restart
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.step import Step
-from airflow_provider_cdc.sources.api.source import Source, Start
+from airflow_provider_cdc.sources.api.source import Start
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
 
 PLAN = "delta/plan.json"
@@ -159,8 +158,9 @@ def _back(one: RunLog, read: Mapping[str, ReadFiles], snapshot: SnapshotResult) 
         else TrackedTable(index, entry.table, _upper(step.manifest, files[index]))
         for index, entry in one.entries
     )
-    if links := _used(step.source, one.pieces, snapshot.log_end):
-        one = replace(one, pieces=links)
+    # The last pieces may go beyond the end of the reads. They restore a row that changed only later to the state in which
+    # it was read.
+    if links := one.pieces:
         if snapshot.incarnation != (last := links[-1]).incarnation:
             check = partial(step.source.check_joined, last.start, last.end, one.position, one.identity)
             retry("extract_delta: check the end of the spooled log", check)
@@ -168,13 +168,6 @@ def _back(one: RunLog, read: Mapping[str, ReadFiles], snapshot: SnapshotResult) 
         log(f"extract_delta: {format_count(len(links), 'piece')} of the log {was} spooled")
     rest = partial(one.rest, snapshot.log_end, step.slots)
     return Window(BACK, one.position, tracked, rest, one.segments_of(links), len(links), units=units)
-
-
-def _used(source: Source, links: tuple[Link, ...], end: LogEnd) -> tuple[Link, ...]:
-    """Return the pieces up to the end of the reads. The last one may go beyond it: it restores a row that changed only
-    later to the state in which it was read."""
-    beyond = next((number for number, link in enumerate(links, 1) if source.is_before(end, link.end)), None)
-    return links[:beyond]
 
 
 def _by_position(manifest: Manifest, units: Sequence[Unit]) -> UnitsByPosition:

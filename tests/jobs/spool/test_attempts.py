@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,11 @@ from airflow_provider_cdc.core.run.ledger import Link
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import FileDamaged, LogGone
 from airflow_provider_cdc.jobs import spool as spooler_module
+from airflow_provider_cdc.jobs.snapshot import step as snapshot_step
+from airflow_provider_cdc.jobs.snapshot.read import stale_parts
+from airflow_provider_cdc.jobs.snapshot.read_part import PartRecord
 from airflow_provider_cdc.jobs.spool import Spooler
+from airflow_provider_cdc.sources.api.window import UpperBound
 from harness.mysql_server import MysqlServer
 from tests.jobs.spool.spooled_run import Server, SpooledRun, purge, rotate
 
@@ -113,8 +118,17 @@ def test_two_attempts_that_read_the_same_stretch_count_it_once(
 def test_a_zombie_that_spools_beyond_the_end_of_the_reads_does_no_harm(
     run: SpooledRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Two pieces are recorded between the end of the reads and the record of this end, and one too late."""
     zombie = run.spooler()
     run.between = lambda: spool(run, zombie)
+
+    def beyond(done: Mapping[int, PartRecord], bound: UpperBound) -> list[int]:
+        for _ in range(2):
+            spool(run, zombie)
+            assert run.pipeline.source.is_before(bound.log_end, run.links()[-1].end)
+        return stale_parts(done, bound)
+
+    monkeypatch.setattr(snapshot_step, "stale_parts", beyond)
     run.pipeline.snapshot()
     run.change()
     assert not zombie.take()
