@@ -27,8 +27,8 @@ def prepare(server: MysqlServer, name: str, *statements: str) -> None:
 
 
 def order(number: int) -> str:
-    """A change that no other transaction of the test blocks."""
-    return f"INSERT INTO shop.orders VALUES ({10**10 + number}, 'xa')"
+    """A change of the first and of the last part that no other transaction of the test blocks."""
+    return f"INSERT INTO shop.orders VALUES ({-1 - number}, 'xa'), ({10**10 + number}, 'xa')"
 
 
 @pytest.mark.slow
