@@ -87,11 +87,14 @@ class KilledRun(SpooledRun):
         self.column, self.spools = column, spools
         self.between = self.change_all
         self.left = 0
+        self.edges_changed = False
         if options:
             selected = server.query("SELECT a, b FROM shop.events WHERE at > -40 OR at IS NULL")
             self.expected["events"] = Counter(selected)
 
     def change_all(self) -> None:
+        if not self.edges_changed:
+            self.change_edges()
         for _ in range(4):
             self.change_events()
         if self.spools:
@@ -99,6 +102,12 @@ class KilledRun(SpooledRun):
         self.left -= 1
         if not self.left:
             raise Interrupted
+
+    def change_edges(self) -> None:
+        """Change the rows between two ranges, before most ranges are read."""
+        for edge in {part.within.beyond for part in self.read_parts if part.within is not None} - {None}:
+            self.server.query(f"UPDATE shop.events SET b = 'edge' WHERE at = '{edge}'")
+        self.edges_changed = True
 
     def change_events(self) -> None:
         """Commit one change: rows move between ranges, partitions and blocks, and equal rows come and go."""
@@ -283,24 +292,39 @@ def test_dates_that_are_published_as_text_divide_no_table(
     assert (len(chunks) > 1) == divided
 
 
+GENERATED = (
+    "ALTER TABLE shop.events RENAME at TO was",
+    "ALTER TABLE shop.events ADD at date GENERATED ALWAYS AS (was) STORED",
+    "DROP INDEX shop.events_at_idx",
+    "CREATE INDEX ON shop.events (at)",
+    "ANALYZE shop.few, shop.rest",
+)
+
+
 @pytest.mark.parametrize(
-    ("selected", "divided"),
+    ("selected", "statements", "divided"),
     [
-        ({}, True),
-        ({"columns": {"shop.events": ["a", "b"]}}, False),
+        ({}, (), True),
+        ({"columns": {"shop.events": ["a", "b"]}}, (), False),
         # The value of a row that the condition excludes may have no Arrow type, and so no known range.
-        ({"where": {"shop.events": "a >= 0"}}, False),
+        ({"where": {"shop.events": "a >= 0"}}, (), False),
+        # The log may lack the values.
+        ({}, GENERATED, False),
     ],
+    ids=["read", "not read", "with a condition", "generated"],
 )
 def test_a_column_whose_values_are_not_read_divides_no_table(
     postgres_factory: PostgresFactory,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     selected: dict[str, Any],
+    statements: tuple[str, ...],
     divided: bool,
 ) -> None:
     server = postgres_factory({})
     make_postgres(server, "date")
+    for statement in statements:
+        server.query(statement)
     run = SpooledRun(server, tmp_path, monkeypatch, chunk_rows=40, **selected)
     (events,) = (entry.table for entry in run.manifest.tables if entry.table.name.name == "events")
     chunks = run.pipeline.source.plan_chunks(events, 40)
