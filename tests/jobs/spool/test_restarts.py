@@ -165,31 +165,42 @@ def test_parts_from_before_a_table_was_altered_do_not_count(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A table is truncated in the middle of its reads, so its parts from before have the same columns. On PostgreSQL,
-    another table gets a partition, whose rows are not in the log."""
+    another table gets a partition, whose rows are not in the log. When both are read again, one is altered again: on
+    PostgreSQL, a label gets another name, which only the catalog shows."""
     partitioned = isinstance(server, PostgresServer)
     if partitioned:
-        server.query("CREATE TABLE shop.parted (id BIGINT PRIMARY KEY, note VARCHAR(900)) PARTITION BY RANGE (id)")
+        server.query("CREATE TYPE shop.mood AS ENUM ('calm', 'glad')")
+        server.query("CREATE TABLE shop.parted (id BIGINT PRIMARY KEY, mood shop.mood) PARTITION BY RANGE (id)")
         for name, begin, end in (("low", 0, 100), ("high", 100, 200)):
-            server.query(f"CREATE TABLE shop.{name} PARTITION OF shop.parted FOR VALUES FROM ({begin}) TO ({end})")
-            server.query(f"ALTER TABLE shop.{name} REPLICA IDENTITY FULL")
+            server.query(f"CREATE TABLE {name} PARTITION OF shop.parted FOR VALUES FROM ({begin}) TO ({end})")
+            server.query(f"ALTER TABLE {name} REPLICA IDENTITY FULL")
         server.query("ALTER TABLE shop.parted REPLICA IDENTITY FULL")
-        server.query("INSERT INTO shop.parted SELECT i, 'first' FROM generate_series(90, 109) i")
-        server.query("ALTER TABLE shop.parted DETACH PARTITION shop.high")
+        server.query("INSERT INTO shop.parted SELECT i, 'calm' FROM generate_series(90, 109) i")
+        server.query("ALTER TABLE shop.parted DETACH PARTITION high")
     run, half_read = RestartedRun(server, tmp_path, monkeypatch), Counter[tuple[str, int]]()
     run.names = (*run.names, "parted") if partitioned else run.names
 
-    def alter() -> None:
-        half_read.update(run.parts_read({"visits"}))
+    def truncate() -> None:
         server.query("TRUNCATE TABLE shop.visits")
         server.query("INSERT INTO shop.visits VALUES (1, 'later'), (2, 'later')")
-        if partitioned:
-            server.query("ALTER TABLE shop.parted ATTACH PARTITION shop.high FOR VALUES FROM (100) TO (200)")
 
-    run.acts = {1: [run.change] * 7 + [alter]}
+    def alter() -> None:
+        half_read.update(run.parts_read({"visits"}))
+        truncate()
+        if partitioned:
+            server.query("ALTER TABLE shop.parted ATTACH PARTITION high FOR VALUES FROM (100) TO (200)")
+
+    def alter_again() -> None:
+        if partitioned:
+            server.query("ALTER TYPE shop.mood RENAME VALUE 'calm' TO 'bored'")
+        else:
+            truncate()
+
+    run.acts = {1: [run.change] * 7 + [alter], 2: [alter_again]}
     run.finish()
     assert half_read, "no part was read before"
     assert "orders" in run.kept
-    assert not {"visits", "parted"} & set(run.kept)
+    assert len(run.present.restarts) == 2
 
 
 def test_reads_do_not_count_if_the_log_after_the_last_piece_is_gone(
