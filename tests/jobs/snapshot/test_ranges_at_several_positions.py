@@ -22,6 +22,7 @@ from harness.mysql_server import MysqlServer
 from harness.pipeline import settings_of
 from harness.postgres_server import PostgresServer
 from tests.conftest import MysqlFactory, PostgresFactory
+from tests.consistency.postgres.servers import VERSIONS
 from tests.interrupting import Interrupted
 from tests.jobs.spool.spooled_run import Server, SpooledRun
 
@@ -308,7 +309,6 @@ GENERATED = (
         ({"columns": {"shop.events": ["a", "b"]}}, (), False),
         # The value of a row that the condition excludes may have no Arrow type, and so no known range.
         ({"where": {"shop.events": "a >= 0"}}, (), False),
-        # The log may lack the values.
         ({}, GENERATED, False),
     ],
     ids=["read", "not read", "with a condition", "generated"],
@@ -321,7 +321,8 @@ def test_a_column_whose_values_are_not_read_divides_no_table(
     statements: tuple[str, ...],
     divided: bool,
 ) -> None:
-    server = postgres_factory({})
+    # Earlier servers do not log such a column, so they read the table in another way.
+    server = postgres_factory({}, VERSIONS[-1] if statements else None)
     make_postgres(server, "date")
     for statement in statements:
         server.query(statement)
