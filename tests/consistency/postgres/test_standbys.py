@@ -211,6 +211,12 @@ def test_what_is_no_standby_of_the_source_is_refused(pair: Standbys) -> None:
         pair.do(back, "SELECT pg_reload_conf()", server=copy)
     with pytest.raises(PreflightError, match="it is no standby"):
         pair.run(pair.primary)
+    with pytest.raises(PreflightError, match="fsync is off: in a crash, the standby may lose changes"):
+        pair.run(pair.standby(fsync="off"))
+    pair.primary.restart({"fsync": "off"})
+    with pytest.raises(PreflightError, match="fsync is off: in a crash, the source may lose log"):
+        pair.run(copy)
+    pair.primary.restart({"fsync": "on"})
     copy.stop()
     (copy.data / "standby.signal").unlink()
     copy.restart({})
