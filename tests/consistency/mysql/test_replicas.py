@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import cycle
+from itertools import chain, cycle, repeat
 from pathlib import Path
 from typing import Any
 
@@ -363,7 +363,7 @@ class Name(Proxy):
     """A name that leads to several servers in turn."""
 
     def __init__(self, *servers: ServerProcess) -> None:
-        self.turns = cycle(server.port for server in servers)
+        self.turns: Iterator[int] = cycle(server.port for server in servers)
         super().__init__(0)
 
     @property
@@ -385,6 +385,18 @@ def test_a_name_that_leads_to_several_replicas(fleet: Replicated) -> None:
         expected = fleet.begin(run)
         fleet.replace_writes("after")
         assert fleet.end(run, expected)
+    with Name(first) as name:
+        run = fleet.run(name, chunk_rows=50)
+        run.preflight()
+        following = fleet.following()
+        fleet.do(f"SET gtid_next = '{following}'", "BEGIN", "COMMIT", server=second)
+        fleet.do("UPDATE stock SET note = 'lost on one'", "UPDATE visits SET note = 'later'")
+        fleet.caught_up(second)
+        expected = fleet.begin(run)
+        # The log of the other replica does not show what this one lacks.
+        name.turns = chain([second.port], repeat(first.port))
+        (read,) = fleet.end(run, expected)
+        assert read == first.query("SELECT @@server_uuid")[0][0]
     run = fleet.run(first)
     run.preflight()
     ((uuid,),) = second.query("SELECT @@server_uuid")
