@@ -271,6 +271,18 @@ def test_what_is_done_on_the_replica_after_preflight(fleet: Replicated) -> None:
     fleet.follow(replica)
     refused("SET GLOBAL sync_binlog = 0", because="sync_binlog is 0", server=fleet.primary)
     fleet.do("SET GLOBAL sync_binlog = 1", server=fleet.primary)
+    # A row that only the replica lacks ends the applier.
+    failing = fleet.run(replica)
+    failing.preflight()
+    fleet.begin(failing)
+    fleet.write_on(replica, "SET sql_log_bin = 0", "DELETE FROM stock WHERE id = 30")
+    fleet.do("DELETE FROM stock WHERE id = 30")
+    applier = "SELECT SERVICE_STATE FROM performance_schema.replication_applier_status"
+    soon(lambda: replica.query(applier), [("OFF",)])
+    with pytest.raises(ExactnessError, match="it cannot apply a change"):
+        failing.snapshot()
+    fleet.write_on(replica, "SET sql_log_bin = 0", "INSERT INTO stock (id, note) VALUES (30, 'old')")
+    replica.query("START REPLICA SQL_THREAD")
     begun = fleet.run(replica)
     begun.preflight()
     other = "aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa:1"
