@@ -262,7 +262,10 @@ def test_every_condition_of_the_designs_names_the_place_that_enforces_it() -> No
     modules = [path.as_posix() for path in (ROOT / "airflow_provider_cdc").rglob("*.py")]
     paths = {name: re.findall(r"`([\w/]+\.py)`", cell) for name, cell in places.items()}
     missing = {
-        name: one for name, found in paths.items() for one in found if not any(path.endswith(f"/{one}") for path in modules)
+        name: one
+        for name, found in paths.items()
+        for one in found
+        if not any(path.endswith(f"/{one}") for path in modules)
     }
     assert missing == {}
 

@@ -158,8 +158,8 @@ def _back(one: RunLog, read: Mapping[str, ReadFiles], snapshot: SnapshotResult) 
         else TrackedTable(index, entry.table, _upper(step.manifest, files[index]))
         for index, entry in one.entries
     )
-    # The last pieces may go beyond the end of the reads. They restore a row that changed only later to the state in which
-    # it was read.
+    # The last pieces may go beyond the end of the reads. They restore a row that changed only later to the state in
+    # which it was read.
     if links := one.pieces:
         if snapshot.incarnation != (last := links[-1]).incarnation:
             check = partial(step.source.check_joined, last.start, last.end, one.position, one.identity)
