@@ -100,9 +100,9 @@ class TransientError(CdcError):
 class LoginRefused(CdcError):
     """The server refuses the user or the password.
 
-    The password may have been changed since the task read it. So nothing tries again in the same process, because more
-    wrong logins could lock the account. But Airflow may retry the task, which then takes the connection's present
-    password.
+    The password may have been changed since the task read it. No password is tried twice, because more wrong logins
+    could lock the account. But if the connection has another password now, the task of a Spark step starts its
+    application again; otherwise Airflow may retry the task.
     """
 
     code = "CDC-1200"

@@ -146,10 +146,9 @@ class VerifyOperator(SparkStepOperator):
             records.write(folder, REQUEST, request)
             folder.delete_file(RESULT)
         launcher = self.open_launcher(context)
-        settings = open_hook(self.source_conn_id).settings()
-        self.will_release(folder, settings, context)
+        read_settings = open_hook(self.source_conn_id).settings
         catalog = lake_settings(request.lake, self.source_conn_id).catalog
-        self.run_app(launcher, context, folder, settings, catalog)
+        self.run_app(launcher, context, folder, read_settings, catalog)
         if not folder.exists(RESULT):
             raise ManifestError(
                 "the Spark app ended without an error, but there is no result",

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_provider_cdc.compat import hide_answers_of_aws
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, LoginRefused, SourceUnavailable
@@ -37,6 +37,8 @@ _REFUSED = {
     "enter the name of that user as login",
     ENTRA: "create the database user for this identity of Microsoft Entra",
 }
+Opened = TypeVar("Opened")
+
 _RDS_SECONDS = 900
 _GOOGLE_SCOPE = "https://www.googleapis.com/auth/sqlservice.login"
 _ENTRA_SCOPE = "https://ossrdbms-aad.database.windows.net/.default"
@@ -67,6 +69,22 @@ def password_of(settings: ConnectionSettings) -> str:
         raise error.with_traceback(None) from None
 
 
+def logging_in(settings: ConnectionSettings, log_in: Callable[[], Opened]) -> Opened:
+    """Return the result of ``log_in``. If the server refuses the secret that the connection names, and the store has
+    another one now, log in once more.
+
+    :param log_in: logs in with `password_of`, and raises `refused_login`.
+    """
+    used = password_of(settings) if settings.secret_ref else ""
+    try:
+        return log_in()
+    except LoginRefused:
+        # The refusal made `password_of` read the secret anew. More wrong logins could lock the account.
+        if not settings.secret_ref or password_of(settings) == used:
+            raise
+    return log_in()
+
+
 def refused_login(settings: ConnectionSettings, message: str, hint: str) -> LoginRefused:
     """Return the error for a login that the server has refused.
 
@@ -80,8 +98,8 @@ def refused_login(settings: ConnectionSettings, message: str, hint: str) -> Logi
     return LoginRefused(
         message,
         where=settings.address,
-        hint=f"{hint}. If the password was changed while the task ran, retry the task: it takes the present password "
-        "of the connection, and finished work is kept",
+        hint=f"{hint}. If the password was changed while the task ran, see that the connection has the present one, and "
+        "retry the task: finished work is kept",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 
 from airflow_provider_cdc.errors import LoginRefused
 from airflow_provider_cdc.hooks import open_hook
+from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.catalog.users_code import own_path
 from airflow_provider_cdc.sources.postgres.server.session import session
@@ -24,6 +26,7 @@ from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_server import PostgresServer
 from harness.token_gate import MysqlGate, PostgresGate, RdsTokens, TokenGate
+from tests.operators.spark.test_step import CONTEXT
 
 TABLES = "orders", "lines", "visits"
 ROWS = 3000
@@ -194,42 +197,42 @@ def test_session_that_is_opened_later_with_the_parameters_of_another_one_has_its
     assert len(tokens.seen) == 2
 
 
-def files(folder: Path) -> dict[Path, int]:
-    """The data files, with the times when they were written."""
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*.parquet")}
-
-
 @pytest.mark.slow
-def test_password_that_is_changed_before_any_step_stops_it_until_a_retry_brings_the_new_one(
-    shop: Shop, spark: Any, tmp_path: Path
+def test_password_that_is_changed_during_any_step(
+    shop: Shop, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def with_password(password: str) -> Pipeline:
         settings = shop.set_password(password)
+        connection = {"conn_type": f"cdc_{settings.kind}", "schema": settings.database, "password": password}
+        server = {"host": settings.host, "port": settings.port, "login": settings.user}
+        monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps(connection | server))
         return Pipeline(spark, settings, tmp_path.as_uri(), [shop.pattern], chunk_rows=1000, chunk_pause=0.3)
 
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK", json.dumps({"conn_type": "spark", "host": "local[2]"}))
     run = with_password("pass-word-0")
     run.record()
     expected = {table: shop.rows(table) for table in TABLES}
     shop.change("orders", 1)
+    task: Any = SnapshotOperator(task_id="t", source_conn_id="shop", run_uri=run.run.uri, spark_conn_id="spark")
     with ThreadPoolExecutor(1) as pool:
-        step = pool.submit(run.snapshot)
-        while not files(tmp_path) and not step.done():
+        step = pool.submit(task.execute, CONTEXT)
+        # Both executors read a part. The one that is done first begins the last part, for which it opens a session.
+        while len({path.parent for path in tmp_path.rglob("*.parquet")}) < 2 and not step.done():
             time.sleep(0.02)
         retry = with_password("pass-word-1")
-        # Open sessions go on. The next one is refused.
-        with pytest.raises(LoginRefused, match="the server refuses this user or password") as refused:
-            step.result(240)
-    assert "retry the task: it takes the present password of the connection" in refused.value.hint
-    assert "pass-word" not in str(refused.value)
-    kept = files(tmp_path)
-    assert kept
-    retry.snapshot()
-    assert kept.items() <= files(tmp_path).items()
+        # Open sessions go on. The next one is refused, and the task starts its application again.
+        step.result(240)
+    said = "".join(capfd.readouterr())
+    assert said.count("the server refuses this user or password") == said.count("Starts the application again") == 1
+    assert "pass-word" not in said
+    assert re.search(r"3 tables, .* in . parts?, [1-9]\d* kept", said), said
     shop.change("lines", 2)
     for number, name in enumerate(("extract_delta", "consolidate"), 2):
         late, retry = retry, with_password(f"pass-word-{number}")
-        with pytest.raises(LoginRefused):
+        with pytest.raises(LoginRefused, match="the server refuses this user or password") as refused:
             getattr(late, name)()
+        assert "see that the connection has the present one, and retry the task" in refused.value.hint
+        assert "pass-word" not in str(refused.value)
         getattr(retry, name)()
     for name, uri in retry.found["consolidate"]["published"].items():
         assert Counter(published(uri)[1]) == expected[name.rpartition(".")[2]], name

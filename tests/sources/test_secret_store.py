@@ -19,8 +19,9 @@ from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.sources import secret_store
 from airflow_provider_cdc.sources.api.registry import open_source
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
+from airflow_provider_cdc.sources.postgres.catalog.users_code import own_path
+from airflow_provider_cdc.sources.postgres.server.session import reading_session, session
 from airflow_provider_cdc.sources.tokens import password_of
-from harness.mysql_server import MysqlServer
 from harness.secret_service import ARN, TOKEN, VERSION, SecretService, secret_service
 from tests.sources.lying_server import KEY
 
@@ -108,24 +109,45 @@ def test_the_password_is_read_with_the_identity_of_the_machine(
     assert not [one for one in (PASSWORD, base64.b64encode(PASSWORD.encode()).decode(), "from-json") if one in logged]
 
 
+@pytest.mark.parametrize("kind", ["mysql", "postgres"])
 def test_a_session_takes_the_new_password_after_the_server_has_refused_the_old_one(
-    mysql: MysqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    user = f"rotated_{tmp_path.name[-8:]}"
-    mysql.query(f"CREATE USER '{user}' IDENTIFIED BY '{PASSWORD}'")
-    shop = {"conn_type": "cdc_mysql", "host": mysql.host, "port": mysql.port, "login": user}
+    server, user = request.getfixturevalue(kind), f"rotated_{tmp_path.name[-8:]}"
+    role = ("ROLE {0} LOGIN PASSWORD '{1}'" if kind == "postgres" else "USER '{0}' IDENTIFIED BY '{1}'").format
+    locked = " FAILED_LOGIN_ATTEMPTS 3 PASSWORD_LOCK_TIME UNBOUNDED" if kind == "mysql" else ""
+    server.query(f"CREATE {role(user, PASSWORD)}{locked}")
+    shop = {"conn_type": f"cdc_{kind}", "host": server.host, "port": server.port, "login": user}
+    shop["schema"] = "postgres" if kind == "postgres" else ""
     monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps({**shop, "extra": {"secret_ref": ARN}}))
     found = open_hook("shop").settings()
     assert (found.password, found.secret_ref, found.auth, found.options) == ("", ARN, "", {})
+
+    def rotate(password: str) -> str:
+        server.query(f"ALTER {role(user, password)}")
+        return password
+
     with store(ARN, tmp_path, monkeypatch) as service:
         assert open_source(found).check_server() is not None
-        mysql.query(f"ALTER USER '{user}' IDENTIFIED BY 'n3w-horse'")
-        service.secrets[ARN] = "n3w-horse"
+        service.secrets[ARN] = rotate("second")
+        assert open_source(found).check_server() is not None
+        if kind == "postgres":
+            service.secrets[ARN] = rotate("third")
+            with reading_session(found):
+                pass
+            with session(found) as before:
+                service.secrets[ARN] = rotate("fourth")
+                assert own_path(before) == '"$user", public'
+        reads = len(service.read)
+        assert reads == (2 if kind == "mysql" else 4)
+        rotate("fifth")
         with pytest.raises(LoginRefused):
             open_source(found).check_server()
+        assert len(service.read) == reads + 1
+        # The second wrong login. Of one session, there is only one.
+        service.secrets[ARN] = "fifth"
         assert open_source(found).check_server() is not None
-        assert len(service.read) == 2
-    mysql.query(f"DROP USER '{user}'")
+    server.query(f"DROP {role(user, '').partition(' ')[0]} {user}")
 
 
 @pytest.mark.parametrize("conn_type", ["mysql", "postgres", "cdc_mysql", "cdc_postgres"])

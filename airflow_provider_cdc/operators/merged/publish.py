@@ -118,8 +118,7 @@ class PublishMergedOperator(SparkStepOperator):
             records.write(folder, REQUEST, request)
             folder.delete_file(RESULT)
         launcher = self.open_launcher(context)
-        settings = open_hook(self.source_conn_id).settings()
-        self.run_app(launcher, context, folder, settings)
+        self.run_app(launcher, context, folder, open_hook(self.source_conn_id).settings)
         union = read_commit(folder)
         if union is None or not folder.exists(RESULT):
             raise ManifestError(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -14,7 +14,7 @@ from airflow.providers.common.compat.sdk import AirflowTaskTimeout
 
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.errors import ManifestError, SparkFailed
+from airflow_provider_cdc.errors import LoginRefused, ManifestError, SparkFailed
 from airflow_provider_cdc.hooks.platforms import FollowedJob, JobState
 from airflow_provider_cdc.jobs.runtime.driver import error_file
 from airflow_provider_cdc.operators.release import ReleasingOperator
@@ -89,16 +89,58 @@ class SparkAppOperator(ReleasingOperator):
         launcher: SparkLauncher,
         context: Context,
         run: Storage,
-        settings: ConnectionSettings,
+        read_settings: Callable[[], ConnectionSettings],
         catalog: CatalogSettings | None = None,
         then: Sequence[str] = (),
     ) -> None:
-        """Run this step's app on the folder ``run``, from its submission to its end.
+        """Run this step's app on the folder ``run``, from its submission to its end. If the server refuses a password
+        that was changed meanwhile, run the app again with the present one. It goes on where the last one ended.
 
+        :param read_settings: reads the settings of the source from Airflow's connections.
         :param then: more arguments of the app.
         :raises AirflowException: the app recorded why it failed. The class of the exception has the name of the error.
         :raises SparkFailed: the application failed without such a record.
         """
+        settings = read_settings()
+        # With which password a resumed job was started is unknown.
+        tried = [settings] if self._resumed is None else []
+        while (failure := self._run_once(launcher, context, run, settings, catalog, then)) is not None:
+            present = self._present_settings(failure, read_settings)
+            # No password is tried twice, because more wrong logins could lock the account. A connection to another
+            # server, user or database is left to the next try of the task.
+            if present is None or present in tried or _without_passwords(present) != _without_passwords(settings):
+                raise airflow_error(failure.type, failure.message, terminal=failure.terminal)
+            self.log.warning("%s: the connection has another password now. Starts the application again", self.step)
+            tried.append(settings := present)
+            # The job that a trigger followed has ended.
+            self._resumed = None
+
+    def _present_settings(
+        self, failure: records.Failure, read_settings: Callable[[], ConnectionSettings]
+    ) -> ConnectionSettings | None:
+        """Return the present settings of the source, if an app failed because the server refused the password."""
+        if failure.type != LoginRefused.__name__ or self._ended_by_airflow:
+            return None
+        try:
+            return read_settings()
+        except Exception as error:
+            self.log.warning("Could not read the connection again: %s: %s", type(error).__name__, error)
+            return None
+
+    def _run_once(
+        self,
+        launcher: SparkLauncher,
+        context: Context,
+        run: Storage,
+        settings: ConnectionSettings,
+        catalog: CatalogSettings | None,
+        then: Sequence[str],
+    ) -> records.Failure | None:
+        """Run the app once. Return the error that it recorded.
+
+        :raises SparkFailed: the application failed without such a record.
+        """
+        self.will_release(run, settings, context)
         name = f"{context['ti'].dag_id}.{self.step}.{run.uri.rsplit('/', 1)[-1]}"
         request = SparkRequest(
             name=re.sub(r"[^\w.:+-]", "_", name, flags=re.ASCII),
@@ -122,11 +164,13 @@ class SparkAppOperator(ReleasingOperator):
             self._continues_in_another_try = launcher.is_taken_over(job)
             raise
         if state.phase is Phase.FAILED:
-            self._raise_app_error(run, error_file(self.step, job.token))
+            if (failure := self._recorded_failure(run, error_file(self.step, job.token))) is not None:
+                return failure
             if self._ended_by_airflow:
                 what = "Airflow ended this task while its Spark application was running"
                 raise SparkFailed(what, where=self.step, hint=_ENDED)
             raise SparkFailed(state.details, where=self.step, hint=state.hint)
+        return None
 
     def _follow(self, launcher: SparkLauncher, job: Job, context: Context) -> JobState:
         """Follow the job to its end. If a trigger can do so, defer the task."""
@@ -161,16 +205,15 @@ class SparkAppOperator(ReleasingOperator):
             failure = WaitFailure(**event["failure"])
             raise airflow_error(failure.type, failure.message, terminal=failure.terminal)
 
-    def _raise_app_error(self, run: Storage, record: str) -> None:
+    def _recorded_failure(self, run: Storage, record: str) -> records.Failure | None:
         if not run.exists(record):
-            return
+            return None
         try:
-            failure = records.read(records.Failure, run, record)
+            return records.read(records.Failure, run, record)
         except ManifestError as error:
             # Without the app's error record, it is unknown whether a retry may help.
             self.log.warning("Could not read the app's error record: %s", error)
-            return
-        raise airflow_error(failure.type, failure.message, terminal=failure.terminal)
+            return None
 
     def on_kill(self) -> None:
         self._ended_by_airflow = True
@@ -184,6 +227,10 @@ class SparkAppOperator(ReleasingOperator):
         self.release_when_killed()
         if self._job is not None:
             launcher.cancel(job, wait_seconds=END_SECONDS)
+
+
+def _without_passwords(settings: ConnectionSettings) -> ConnectionSettings:
+    return replace(settings, password="", replicas=tuple(map(_without_passwords, settings.replicas)))
 
 
 def _with_lineage(properties: dict[str, Any], context: Context) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from airflow.configuration import conf as airflow_conf
@@ -294,12 +295,11 @@ class SparkStepOperator(SparkAppOperator):
     def _do(self, context: Context, run: Storage) -> None:
         launcher = self.open_launcher(context)
         options = Run.load(run).manifest.options
-        settings = settings_with_replicas(self.source_conn_id, options.read_conn_ids)
-        self.will_release(run, settings, context)
+        read_settings = partial(settings_with_replicas, self.source_conn_id, options.read_conn_ids)
         then = self._then(context)
         try:
             catalog = lake_settings(options.lake, self.source_conn_id).catalog
-            self.run_app(launcher, context, run, settings, catalog, then)
+            self.run_app(launcher, context, run, read_settings, catalog, then)
         except (AirflowException, SparkFailed) as error:
             # If the step of this task is done, the application failed in a later step. The failed step is repeated by
             # its own task.

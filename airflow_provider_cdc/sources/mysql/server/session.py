@@ -32,6 +32,7 @@ from airflow_provider_cdc.sources.session import (
     trust_in,
     without_frames,
 )
+from airflow_provider_cdc.sources.tokens import logging_in
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
@@ -287,7 +288,7 @@ def connect(settings: ConnectionSettings, *, reading: bool = False, **overrides:
     if not settings.user:
         # Without a user, PyMySQL would use the name of the operating system user.
         raise ConfigurationError("the connection names no user", where=settings.address, hint="set its login")
-    connection = _log_in(settings, overrides)
+    connection = logging_in(settings, lambda: _log_in(settings, overrides))
     try:
         with mapped_errors(settings.address):
             _check_version(settings, connection)

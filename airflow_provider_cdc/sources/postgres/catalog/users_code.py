@@ -33,11 +33,11 @@ from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.session import (
     APPLICATION,
     Connection,
+    connect_like,
     error_text,
     is_denied,
     is_transient,
     literal,
-    parameters_of,
     query,
     quote,
 )
@@ -108,9 +108,8 @@ def event_triggers(connection: Connection) -> list[EventTrigger]:
 
 def own_path(connection: Connection) -> str:
     """Return the default search_path of this user's sessions (ALTER ROLE, ALTER DATABASE, postgresql.conf)."""
-    arguments = parameters_of(connection)
-    arguments["options"] = re.sub(r"-c search_path=(\\.|[^ ])* ?", "", arguments.get("options", ""))
-    with psycopg.connect(autocommit=True, **arguments) as other:  # type: ignore[arg-type]
+    options = re.sub(r"-c search_path=(\\.|[^ ])* ?", "", connection.info.get_parameters().get("options", ""))
+    with connect_like(connection, options=options) as other:
         # Use SHOW, because a query would look up names in the path.
         row = other.execute("SHOW search_path").fetchone()
     assert row is not None

@@ -14,7 +14,7 @@ import os
 import re
 import selectors
 import time
-from collections.abc import Container, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -44,7 +44,7 @@ from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.session_variables import SESSION_SETTINGS
 from airflow_provider_cdc.sources.session import trust_in, without_frames
-from airflow_provider_cdc.sources.tokens import password_of, refused_login
+from airflow_provider_cdc.sources.tokens import Opened, logging_in, password_of, refused_login
 
 # Keeps libpq's environment variables from changing sessions.
 #
@@ -248,8 +248,8 @@ def _set_verbose(connection: Any) -> None:
 
 
 Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
-_with_tokens: WeakKeyDictionary[Connection, ConnectionSettings] = WeakKeyDictionary()
-"""The settings of the open sessions that logged in with a token."""
+_settings: WeakKeyDictionary[Connection, ConnectionSettings] = WeakKeyDictionary()
+"""The settings of the open control sessions."""
 ReadingConnection: TypeAlias = "dbapi.Connection"
 
 OLDEST_VERSION = 15
@@ -290,15 +290,7 @@ def connect(settings: ConnectionSettings, *, replication: bool = False) -> Conne
     :raises ConfigurationError: the host is unknown, TLS or the credentials are rejected, or the server is not
         PostgreSQL 15 or later.
     """
-    more = {"replication": "database"} if replication else {}
-    try:
-        connection = psycopg.connect(
-            autocommit=True,
-            prepare_threshold=None,
-            **(parameters(settings) | more),  # type: ignore[arg-type]
-        )
-    except psycopg.Error as error:
-        raise connect_error(settings, parameters(settings) | more, str(error)) from without_frames(error)
+    connection = _log_in(settings, _connect, {"replication": "database"} if replication else {})
     try:
         with mapped_errors(settings.address):
             if connection.info.server_version < OLDEST_VERSION * 10_000:
@@ -313,9 +305,33 @@ def connect(settings: ConnectionSettings, *, replication: bool = False) -> Conne
     except BaseException:
         connection.close()
         raise
-    if settings.auth:
-        _with_tokens[connection] = settings
+    _settings[connection] = settings
     return connection
+
+
+def connect_like(other: Connection, **changed: str) -> Connection:
+    """Open a session as `connect` did for ``other``, with other libpq parameters and without its checks."""
+    return _log_in(_settings[other], _connect, changed)
+
+
+def _connect(arguments: Mapping[str, str]) -> Connection:
+    opened: Connection = psycopg.connect(autocommit=True, prepare_threshold=None, **arguments)  # type: ignore[arg-type]
+    return opened
+
+
+def _log_in(
+    settings: ConnectionSettings, connect: Callable[[dict[str, str]], Opened], changed: Mapping[str, str]
+) -> Opened:
+    """Open a session with the libpq parameters of the settings, and map the errors of the drivers."""
+
+    def log_in() -> Opened:
+        arguments = {**parameters(settings), **changed}
+        try:
+            return connect(arguments)
+        except (psycopg.Error, adbc_driver_manager.Error) as error:
+            raise connect_error(settings, arguments, str(error)) from without_frames(error)
+
+    return logging_in(settings, log_in)
 
 
 @contextmanager
@@ -337,10 +353,7 @@ def reading_session(settings: ConnectionSettings) -> Iterator[ReadingConnection]
     ADBC reads through ``COPY … (FORMAT binary)``. So a query must have a form that COPY accepts, and must have no
     parameters. Other statements (BEGIN, SET) can be run if they return no rows.
     """
-    try:
-        connection = dbapi.connect(_uri(parameters(settings)), autocommit=True)
-    except adbc_driver_manager.Error as error:
-        raise connect_error(settings, parameters(settings), str(error)) from without_frames(error)
+    connection = _log_in(settings, lambda arguments: dbapi.connect(_uri(arguments), autocommit=True), {})
     try:
         with mapped_errors(settings.address):
             (batch,) = read(connection, session_setup.statement(settings))
@@ -352,12 +365,13 @@ def reading_session(settings: ConnectionSettings) -> Iterator[ReadingConnection]
 
 def _uri(arguments: dict[str, str]) -> str:
     """Return the parameters as a URI for ADBC."""
-    where = {name: arguments.pop(name) for name in ("user", "password", "host", "port", "dbname")}
+    where = {name: arguments[name] for name in ("user", "password", "host", "port", "dbname")}
+    others = {name: value for name, value in arguments.items() if name not in where}
     login = f"{percent(where['user'], '')}:{percent(where['password'], '')}"
     # Brackets separate an IPv6 address from the port. The path of a socket is escaped.
     host = f"[{where['host']}]" if ":" in where["host"] else percent(where["host"], "")
     uri = f"postgresql://{login}@{host}:{where['port']}/{percent(where['dbname'], '')}"
-    return f"{uri}?{urlencode(arguments, quote_via=percent)}"
+    return f"{uri}?{urlencode(others, quote_via=percent)}"
 
 
 def run(connection: ReadingConnection, sql: str) -> None:
@@ -438,14 +452,6 @@ def parameters(settings: ConnectionSettings) -> dict[str, str]:
         **tls,
     }
     return {**defaults(given), **given}
-
-
-def parameters_of(connection: Connection) -> dict[str, str]:
-    """Return the libpq parameters with which a session was opened. A token is made anew, because it may have
-    expired."""
-    settings = _with_tokens.get(connection)
-    password = connection.info.password if settings is None else password_of(settings)
-    return {**connection.info.get_parameters(), "password": password}
 
 
 def _escaped(setting: str) -> str:
