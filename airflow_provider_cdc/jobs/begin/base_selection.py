@@ -228,6 +228,7 @@ def bases_of(
 
     :param past: whether the run's position is in the past, so that the tables were not recorded at that position.
     :raises PreflightError: a copy is exact at a position after the run's position.
+    :raises SourceReplaced: a server took over that does not continue the copy.
     :raises SchemaChanged: a table's definition has changed since its copy.
     :raises SourceUnavailable: the server cannot be reached.
     :raises ManifestError: the records of the run that made a copy no longer exist.
@@ -238,6 +239,8 @@ def bases_of(
         run = published_run(scratch, run_id)
         base = bases[run_id] = base_of(run)
         if not as_of.reaches(initial.position, run.position):
+            # If a server took over that lost transactions of the copies, this is the reason.
+            source.take_over(base.identity, run.position, ())
             where, what = f"run {run_id}", "its copies, which are to be rolled forward, are exact at a later position"
             raise PreflightError([Problem(where, what, _ANEW)])
         tables = []

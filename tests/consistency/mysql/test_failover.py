@@ -369,9 +369,15 @@ def test_the_changes_of_a_night_are_refused_if_another_server_does_not_continue_
     replica.query("STOP REPLICA")
     fleet.write("lost")
     fleet.next_night(forward=False)
+    plans = fleet.night("auto").preflight()
     fleet.take_over(replica)
+    why = r"was replaced by .* it lacks 5 transactions of the position"
+    late = fleet.night("auto", again=True)
+    late.plans = plans
+    with pytest.raises(SourceReplaced, match=why):
+        late.lock_and_record()
     run = fleet.night("changes")
-    with pytest.raises(PreflightError, match=r"was replaced by .* it lacks 5 transactions of the position"):
+    with pytest.raises(PreflightError, match=why):
         run.record()
 
 
