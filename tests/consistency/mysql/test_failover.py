@@ -505,7 +505,7 @@ class Switched:
 
 
 @LONG
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", seeds())
 def test_random_nights_with_a_failover(seed: int, fleet: Fleet) -> None:
     servers = Switched(fleet)

@@ -274,7 +274,7 @@ class Promoted:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", seeds())
 def test_random_nights_with_a_failover(seed: int, spark: SparkSession, tmp_path: Path) -> None:
     with pair_of(VERSIONS[-1 - seed % 2], spark, tmp_path) as pair:
