@@ -98,8 +98,8 @@ def refused_login(settings: ConnectionSettings, message: str, hint: str) -> Logi
     return LoginRefused(
         message,
         where=settings.address,
-        hint=f"{hint}. If the password was changed while the task ran, see that the connection has the present one, and "
-        "retry the task: finished work is kept",
+        hint=f"{hint}. If the password was changed while the task ran, see that the connection has the present one, "
+        "and retry the task: finished work is kept",
     )
 
 

@@ -163,7 +163,7 @@ def test_a_lost_tail(lost: str, version: int, spark: SparkSession, tmp_path: Pat
         pair.nights.number -= 1
         again = pair.night()
         again.plans = late.plans
-        with pytest.raises(SourceReplaced, match="a standby took over at .*, before the position"):
+        with pytest.raises(SourceReplaced, match=r"a standby took over at .*, before the position"):
             again.lock_and_record()
         # The copy is exact at the position of its run. If the new primary has this position, the copy belongs to it.
         pair.next_night(forward=lost != "the whole night")

@@ -521,23 +521,6 @@ def test_deferred_tasks_have_the_results_of_their_jobs(made: Remote) -> None:
     assert [job.state for job in made.jobs] == ["SUCCESS"] * 4
 
 
-@pytest.mark.long
-def test_a_deferred_task_starts_another_job_after_the_password_was_changed(
-    made: Remote, mysql: MysqlServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(TaskDeferred):
-        made.step(deferrable=True).execute(CONTEXT)
-    # The driver has its settings, and starts Spark.
-    shop = json.loads(os.environ["AIRFLOW_CONN_SHOP"])
-    mysql.query(f"ALTER USER {shop['login']} IDENTIFIED BY 'n3w'")
-    monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps({**shop, "password": "n3w"}))
-    with pytest.raises(TaskDeferred) as deferred:
-        executed(lambda: made.step(deferrable=True))  # This task continues the job of the first one.
-    event = event_of(stored(deferred.value.trigger))
-    made.step(deferrable=True).resume(CONTEXT, event=event)
-    assert [job.state for job in made.jobs] == ["FAILED", "SUCCESS"]
-
-
 @pytest.mark.slow
 def test_a_deferred_task_goes_on_when_its_job_has_ended_or_a_program_asks_for_settings(
     tries: Tries, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

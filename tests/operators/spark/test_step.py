@@ -355,32 +355,6 @@ def test_what_the_app_said_is_what_the_task_says(run: Storage, monkeypatch: pyte
     assert str(failed.value) == error["message"]
 
 
-def test_a_password_is_tried_once(run: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The connection names another server, then another user, and then a second password that is refused."""
-    refused = {"type": "LoginRefused", "message": "another password", "terminal": False}
-    monkeypatch.setenv("TEST_FAILURE", json.dumps(refused))
-    shop = json.loads(os.environ["AIRFLOW_CONN_SHOP"])
-    for change, launched in (({}, 1), ({"host": "other"}, 1), ({"login": "other"}, 1), ({"password": "other"}, 2)):
-        monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps(shop))
-        task = operator(run)
-        submitted = []
-
-        def submit(request: Any, launcher: Any = None) -> Any:
-            submitted.append(request.settings)
-            assert len(submitted) <= launched, change
-            job = starting.submit(request)
-            monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps({**shop, **change}))
-            return job
-
-        starting = open_launcher("spark", {}, {}, task.log)
-        launcher = SimpleNamespace(submit=submit, poll=starting.poll, to_defer=starting.to_defer)
-        monkeypatch.setattr(task, "open_launcher", lambda context, launcher=launcher: launcher)
-        with pytest.raises(AirflowException, match="another password"):
-            task.execute(CONTEXT)
-        assert len(submitted) == launched, change
-    assert [one.password for one in submitted] == [PASSWORD, "other"]
-
-
 @pytest.mark.parametrize("record", some("{}", "[]", '{"terminal": true}', "null", '"LogGone"'))
 def test_what_the_app_said_may_be_damaged(run: Storage, monkeypatch: pytest.MonkeyPatch, record: str) -> None:
     """It is then unknown whether a retry may help, so the task is retried."""
