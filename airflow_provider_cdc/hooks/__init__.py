@@ -32,36 +32,40 @@ def open_hook(conn_id: str) -> CdcHook:
     return _hook_for(connection, conn_id)
 
 
-def settings_with_replicas(conn_id: str, read_conn_ids: Sequence[str] | None) -> ConnectionSettings:
-    """Return the settings of a source whose tables are read on replicas.
+def settings_with_replicas(
+    conn_id: str, read_conn_ids: Sequence[str] | None, log_conn_id: str = ""
+) -> ConnectionSettings:
+    """Return the settings of a source whose tables, or whose log, are read on replicas.
 
-    :param read_conn_ids: the connections to the replicas. None or empty: the source itself is read.
+    :param read_conn_ids: the connections to the replicas. None or empty: tables are read on the source itself.
+    :param log_conn_id: the connection to the server from which the log is read. Empty: the source itself.
     :raises ConfigurationError: for the same reasons as `open_hook` and the hook's ``settings``, for each connection; or
         the connections are of several kinds of sources.
     """
     settings = open_hook(conn_id).settings()
-    if not read_conn_ids:
-        return settings
-    replicas = []
-    for name in read_conn_ids:
-        where = f"parameter read_conn_ids (Read.read_conn_ids), {name!r}"
-        try:
-            replica = open_hook(name).settings()
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{error.where}: {error.message}", where=where, hint=error.hint) from error
-        if replica.kind != settings.kind:
-            raise ConfigurationError(
-                f"it is a {replica.kind} connection, but the source is {settings.kind}",
-                where=where,
-                hint="name connections to replicas of the source",
-            )
-        replicas.append(replica)
-    return replace(settings, replicas=tuple(replicas))
+    replicas = [_replica(name, "read_conn_ids", settings) for name in read_conn_ids or ()]
+    log_server = _replica(log_conn_id, "log_conn_id", settings) if log_conn_id else None
+    return replace(settings, replicas=tuple(replicas), log_server=log_server)
 
 
-def open_source_with_replicas(conn_id: str, read_conn_ids: Sequence[str] | None) -> Source:
+def _replica(conn_id: str, option: str, source: ConnectionSettings) -> ConnectionSettings:
+    where = f"parameter {option} (Read.{option}), {conn_id!r}"
+    try:
+        replica = open_hook(conn_id).settings()
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error.where}: {error.message}", where=where, hint=error.hint) from error
+    if replica.kind != source.kind:
+        raise ConfigurationError(
+            f"it is a {replica.kind} connection, but the source is {source.kind}",
+            where=where,
+            hint="name connections to replicas of the source",
+        )
+    return replica
+
+
+def open_source_with_replicas(conn_id: str, read_conn_ids: Sequence[str] | None, log_conn_id: str = "") -> Source:
     """Return the source with the settings of `settings_with_replicas`. Opens no session."""
-    return open_source(settings_with_replicas(conn_id, read_conn_ids))
+    return open_source(settings_with_replicas(conn_id, read_conn_ids, log_conn_id))
 
 
 async def source_in_event_loop(conn_id: str) -> Source:

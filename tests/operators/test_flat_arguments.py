@@ -148,7 +148,7 @@ def test_each_argument_of_version_0_2_does_the_same_in_its_new_place(
 
 def test_no_argument_of_version_0_2_is_lost() -> None:
     old = {name for flat, _ in NEW_PLACES for name in flat}
-    newer = {"partition_key", "read_conn_ids", "replica_wait_seconds"}
+    newer = {"partition_key", "read_conn_ids", "log_conn_id", "replica_wait_seconds"}
     assert {one.name for one in declared()} - newer | {"source_conn_ids", "targets", "strict_conf"} == old
 
 

@@ -133,6 +133,7 @@ def test_a_codec_that_the_libraries_of_the_worker_lack_is_refused(
         ({"source_conn_ids": ["cdc_*"]}, "parameter source_conn_id"),
         ({"source_conn_ids": []}, "AIRFLOW__CDC__SOURCE_CONN_IDS"),
         ({"source_conn_ids": ["shop"], "read_conn_ids": ["other"]}, "parameter read_conn_ids"),
+        ({"source_conn_ids": ["shop"], "log_conn_id": "other"}, "parameter log_conn_id"),
         ({"targets": []}, "AIRFLOW__CDC__TARGETS"),
         ({"targets": ["s3://lake"]}, "parameter target"),
         ({"targets": ["file:///no", "/nowhere"], "source_conn_ids": ["none"]}, "2 problems"),

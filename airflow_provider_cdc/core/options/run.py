@@ -131,6 +131,7 @@ class LogOptions:
 
     spool: str = of("spool")
     on_short_log: str = of("on_short_log")
+    conn_id: str = of("log_conn_id")
 
 
 # The options for runs that share tables of a target.

@@ -13,6 +13,7 @@ from airflow_provider_cdc.core.options.declare import (
     BEGIN_ANEW,
     CHANGES,
     CONNECTION,
+    CONNECTION_OR_EMPTY,
     CONNECTIONS,
     CONSISTENCIES,
     COUNT,
@@ -168,11 +169,20 @@ class Read(Declaration):
         "the source.",
         example='a list such as ["cdc_replica_1", "cdc_replica_2"]',
     )
+    log_conn_id: str = option(
+        default="",
+        accepts=CONNECTION_OR_EMPTY,
+        title="Read the log from a replica",
+        help="Connection to a replica of the source, from which the log is read. The position, the end of the log that "
+        "the run needs, and the checks come from `source_conn_id`. The replica may lag behind: the run waits until it "
+        "has what the run needs. It may be one of `read_conn_ids`. Empty: the log is read from the source.",
+        example="text such as cdc_replica_1",
+    )
     replica_wait_seconds: int | Template = option(
         default=600,
         accepts=WHOLE_SECONDS,
-        help="Seconds for which a read waits until a replica (`read_conn_ids`) has the run's position. PostgreSQL: "
-        "after the read, also until the standby has replayed what the source has by then.",
+        help="Seconds for which a read waits until a replica (`read_conn_ids`, `log_conn_id`) has what the run needs. "
+        "PostgreSQL: after the read, also until the standby has replayed what the source has by then.",
         example="a number such as 600",
     )
     chunk_rows: int | Template = option(
@@ -474,8 +484,8 @@ class Allow(Declaration):
         default=None,
         accepts=PATTERNS,
         fixed=True,
-        help="The connections that `source_conn_id` and `read_conn_ids` may name. `*` matches any run of characters. "
-        "None: any connection. "
+        help="The connections that `source_conn_id`, `read_conn_ids` and `log_conn_id` may name. `*` matches any run "
+        "of characters. None: any connection. "
         "Every user who may trigger the DAG can set its params, but the tasks run with Airflow's rights. So set "
         "`source_conn_ids` and `targets` if `source_conn_id` or `target` is a template.",
         example='a list such as ["cdc_*"]',

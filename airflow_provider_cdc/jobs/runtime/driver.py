@@ -129,8 +129,13 @@ def settings_from_environment(environment: Mapping[str, str] = os.environ) -> Co
     :raises ConfigurationError: the variable is not set, or does not contain settings.
     """
     settings = _from_environment(SOURCE_VARIABLE, ConnectionSettings, environment)
-    decoded: Any = settings.replicas
-    return replace(settings, replicas=tuple(ConnectionSettings(**{**one, "replicas": ()}) for one in decoded))
+    replicas: Any = settings.replicas
+    log_server: Any = settings.log_server
+    return replace(
+        settings,
+        replicas=tuple(ConnectionSettings(**{**one, "replicas": ()}) for one in replicas),
+        log_server=log_server and ConnectionSettings(**{**log_server, "replicas": ()}),
+    )
 
 
 def catalog_from_environment(environment: Mapping[str, str] = os.environ) -> CatalogSettings:

@@ -173,16 +173,25 @@ class Allowed:
     source_conn_ids: Sequence[str] | None = None
     targets: Sequence[str] | None = None
 
-    def check(self, source_conn_id: str, target: str, scratch: str = "", read_conn_ids: Sequence[str] = ()) -> None:
+    def check(
+        self,
+        source_conn_id: str,
+        target: str,
+        scratch: str = "",
+        read_conn_ids: Sequence[str] = (),
+        log_conn_id: str = "",
+    ) -> None:
         """Check that the connections and the folders are allowed.
 
         :param scratch: the folder for runs in progress. Empty: the default folder, which is in the target.
         :param read_conn_ids: the connections to replicas. ``source_conn_ids`` must allow them, too.
+        :param log_conn_id: the connection to the server from which the log is read; empty: the source.
         :raises PreflightError: a connection or a folder is not allowed. The error names the connection or the folder.
         """
         problems = []
         patterns = self.source_conn_ids
         named = [("source_conn_id", source_conn_id), *(("read_conn_ids", name) for name in read_conn_ids)]
+        named += [("log_conn_id", log_conn_id)] if log_conn_id else []
         for parameter, name in named:
             if patterns is not None and not any(glob(pattern, name) for pattern in patterns):
                 problems.append(_not_allowed(parameter, name, patterns, "source_conn_ids"))

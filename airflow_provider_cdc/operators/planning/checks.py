@@ -121,8 +121,10 @@ def _errors_of(check: Callable[[C], object], where: str) -> Callable[[C], Iterab
 
 def _allowed(context: ParametersContext) -> None:
     options = context.options
-    replicas = options.steps.read_conn_ids or ()
-    context.allowed.check(options.source_conn_id, options.target, options.scratch, replicas)
+    steps = options.steps
+    context.allowed.check(
+        options.source_conn_id, options.target, options.scratch, steps.read_conn_ids or (), steps.log.conn_id
+    )
 
 
 def _target(context: ParametersContext) -> None:

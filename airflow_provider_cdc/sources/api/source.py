@@ -1114,6 +1114,8 @@ class ConnectionSettings:
 
     ``replicas`` are the servers from which tables are read (the option ``read_conn_ids``). Empty: tables are read from
     the source itself.
+
+    ``log_server`` is the server from which the log is read (the option ``log_conn_id``). None: the source itself.
     """
 
     kind: str
@@ -1129,6 +1131,7 @@ class ConnectionSettings:
     credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
     replicas: Sequence[ConnectionSettings] = ()
     secret_ref: str = ""
+    log_server: ConnectionSettings | None = None
 
     def __post_init__(self) -> None:
         if self.files:
@@ -1150,7 +1153,9 @@ class ConnectionSettings:
         except OSError as error:
             hint = "correct the path, or give this process the right to read the file"
             raise ConfigurationError(str(error), where=self.address, hint=hint) from error
-        return replace(self, files=files, replicas=tuple(one.with_files() for one in self.replicas))
+        replicas = tuple(one.with_files() for one in self.replicas)
+        log_server = self.log_server and self.log_server.with_files()
+        return replace(self, files=files, replicas=replicas, log_server=log_server)
 
     @property
     def address(self) -> str:

@@ -208,7 +208,8 @@ def test_a_folder_that_is_none_is_one_clear_error(stopped: list[str], capsys: py
 
 
 def test_settings_survive_the_environment() -> None:
-    for settings in (SETTINGS, replace(SETTINGS, replicas=(SETTINGS, replace(SETTINGS, port=3307)))):
+    other = replace(SETTINGS, port=3307)
+    for settings in (SETTINGS, replace(SETTINGS, replicas=(SETTINGS, other)), replace(SETTINGS, log_server=other)):
         assert settings_from_environment(to_environment(settings)) == settings
 
 

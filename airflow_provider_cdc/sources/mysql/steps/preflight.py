@@ -22,7 +22,7 @@ from airflow_provider_cdc.sources.mysql.tables.cascades import parents_of, with_
 from airflow_provider_cdc.sources.mysql.tables.identity import identity_warnings
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables, resolve
 from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, Family, unsupported
-from airflow_provider_cdc.sources.replicas import planned_where
+from airflow_provider_cdc.sources.replicas import LOG_ON_SOURCE, planned_where
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +58,8 @@ def preflight(
                 for plan, table in zip(context.plans, context.tables, strict=True)
             ]
         problems = problems_of(OF_A_REQUEST, Moment.PREFLIGHT, context)
+        if settings.log_server is not None:
+            problems.append(LOG_ON_SOURCE)
         if settings.replicas and not problems:
             problems = replica_problems(settings, connection, context.tables, context.plans)
         warnings = [*durability_warnings(connection), *identity_warnings(connection)]
