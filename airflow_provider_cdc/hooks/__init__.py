@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc import airflow_version
 
@@ -18,6 +17,9 @@ from airflow_provider_cdc.hooks.base import CdcHook  # noqa: E402
 from airflow_provider_cdc.hooks.identity import identity_in_event_loop  # noqa: E402
 from airflow_provider_cdc.sources.api.registry import kind_of, open_source  # noqa: E402
 from airflow_provider_cdc.sources.api.source import ConnectionSettings, Source  # noqa: E402
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.core.options.run import StepOptions
 
 
 def open_hook(conn_id: str) -> CdcHook:
@@ -32,20 +34,18 @@ def open_hook(conn_id: str) -> CdcHook:
     return _hook_for(connection, conn_id)
 
 
-def settings_with_replicas(
-    conn_id: str, read_conn_ids: Sequence[str] | None, log_conn_id: str = ""
-) -> ConnectionSettings:
-    """Return the settings of a source whose tables, or whose log, are read on replicas.
+def settings_with_replicas(conn_id: str, options: StepOptions) -> ConnectionSettings:
+    """Return the settings of a source whose tables, or whose log, may be read on replicas.
 
-    :param read_conn_ids: the connections to the replicas. None or empty: tables are read on the source itself.
-    :param log_conn_id: the connection to the server from which the log is read. Empty: the source itself.
+    :param options: the options of a run, which name the connections to the replicas.
     :raises ConfigurationError: for the same reasons as `open_hook` and the hook's ``settings``, for each connection; or
         the connections are of several kinds of sources.
     """
     settings = open_hook(conn_id).settings()
-    replicas = [_replica(name, "read_conn_ids", settings) for name in read_conn_ids or ()]
-    log_server = _replica(log_conn_id, "log_conn_id", settings) if log_conn_id else None
-    return replace(settings, replicas=tuple(replicas), log_server=log_server)
+    replicas = [_replica(name, "read_conn_ids", settings) for name in options.read_conn_ids or ()]
+    log_server = _replica(options.log.conn_id, "log_conn_id", settings) if options.log.conn_id else None
+    wait = options.lock.replica_wait_seconds
+    return replace(settings, replicas=tuple(replicas), log_server=log_server, replica_wait_seconds=wait)
 
 
 def _replica(conn_id: str, option: str, source: ConnectionSettings) -> ConnectionSettings:
@@ -63,9 +63,9 @@ def _replica(conn_id: str, option: str, source: ConnectionSettings) -> Connectio
     return replica
 
 
-def open_source_with_replicas(conn_id: str, read_conn_ids: Sequence[str] | None, log_conn_id: str = "") -> Source:
+def open_source_with_replicas(conn_id: str, options: StepOptions) -> Source:
     """Return the source with the settings of `settings_with_replicas`. Opens no session."""
-    return open_source(settings_with_replicas(conn_id, read_conn_ids, log_conn_id))
+    return open_source(settings_with_replicas(conn_id, options))
 
 
 async def source_in_event_loop(conn_id: str) -> Source:

@@ -137,7 +137,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
             self.source_conn_id, self.target, self.scratch, options.read_conn_ids or (), options.log.conn_id
         )
         lake = lake_of(self.target, self.source_conn_id)
-        source = open_source_with_replicas(self.source_conn_id, options.read_conn_ids, options.log.conn_id)
+        source = open_source_with_replicas(self.source_conn_id, options)
         wait_until_started(source)
         plans = records.decode(list[TablePlan], self.plan, "XCom plan of preflight")
         missed = (

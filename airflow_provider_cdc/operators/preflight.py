@@ -143,8 +143,7 @@ class PreflightOperator(TargetOperator):
 
     def _survey(self, context: Context, options: RunOptions, places: Places | None) -> tuple[Planner, Survey]:
         """Return the planner of the run, and the survey of the tables that can be copied from the source."""
-        steps = options.steps
-        source = open_source_with_replicas(options.source_conn_id, steps.read_conn_ids, steps.log.conn_id)
+        source = open_source_with_replicas(options.source_conn_id, options.steps)
         wait_until_started(source)
         if places is not None and not options.plan_only:
             # Drop the slots of ended runs first. Later, a check tests whether the server has a free replication slot
@@ -153,7 +152,7 @@ class PreflightOperator(TargetOperator):
         if self.strict_conf:
             check_kind(options, source.kind)
         planner = Planner(source, options.source_conn_id, PlanRequest.of(options), places, options.plan_only)
-        return planner, planner.survey(steps)
+        return planner, planner.survey(options.steps)
 
     def _log_result(
         self,

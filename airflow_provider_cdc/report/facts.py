@@ -187,6 +187,7 @@ def _run(run: Run, dag_run: DagRunName, done: ConsolidateResult | None) -> Secti
         ("asked for", manifest.missed_as_of or manifest.options.as_of or "the present of the run"),
         *((("NOT MET", f"the present was copied: {missed.why}"),) if (missed := manifest.missed_past) else ()),
         *((f"source: {name}", value) for name, value in manifest.source.items()),
+        *([("log read from", server)] if (server := manifest.identity.log_server) else []),
         ("recorded at", manifest.created_at),
         *((("published at", done.published_at),) if done else ()),
         ("target", manifest.lake),

@@ -13,6 +13,7 @@ from airflow_provider_cdc.core.storage import records
 # The names in records that both the sources and readers of copies know.
 SERVER_UUID, SYSTEM_IDENTIFIER = "server_uuid", "system_identifier"
 DATABASE, TIMELINE, VERSION, MARK, SLOT = "database", "timeline", "version", "history_mark", "slot"
+LOG_SERVER = "log_server"
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,11 @@ class Facts:
     def slot(self) -> str:
         """The object on the server that keeps the log for the run."""
         return self._recorded.get(SLOT, "")
+
+    @property
+    def log_server(self) -> str:
+        """The server from which the log is read (option ``log_conn_id``). Empty: it is read from the source itself."""
+        return self._recorded.get(LOG_SERVER, "")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Facts):

@@ -144,6 +144,8 @@ def _result(
         skipped=skipped,
     )
     log_skipped(skipped)
+    if server := step.manifest.identity.log_server:
+        log(f"extract_delta: the log was read from the replica {server}")
     log(
         f"extract_delta: {format_count(result.transactions, 'transaction')}, "
         f"{format_count(result.row_images, 'row image')}, {format_count(sum(keys.values()), 'key')} touched"

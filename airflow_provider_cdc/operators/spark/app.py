@@ -230,7 +230,12 @@ class SparkAppOperator(ReleasingOperator):
 
 
 def _without_passwords(settings: ConnectionSettings) -> ConnectionSettings:
-    return replace(settings, password="", replicas=tuple(map(_without_passwords, settings.replicas)))
+    return replace(
+        settings,
+        password="",
+        replicas=tuple(map(_without_passwords, settings.replicas)),
+        log_server=settings.log_server and _without_passwords(settings.log_server),
+    )
 
 
 def _with_lineage(properties: dict[str, Any], context: Context) -> dict[str, Any]:

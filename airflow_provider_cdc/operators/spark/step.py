@@ -295,7 +295,7 @@ class SparkStepOperator(SparkAppOperator):
     def _do(self, context: Context, run: Storage) -> None:
         launcher = self.open_launcher(context)
         options = Run.load(run).manifest.options
-        read_settings = partial(settings_with_replicas, self.source_conn_id, options.read_conn_ids, options.log.conn_id)
+        read_settings = partial(settings_with_replicas, self.source_conn_id, options)
         then = self._then(context)
         try:
             catalog = lake_settings(options.lake, self.source_conn_id).catalog

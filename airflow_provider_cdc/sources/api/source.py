@@ -1116,6 +1116,7 @@ class ConnectionSettings:
     the source itself.
 
     ``log_server`` is the server from which the log is read (the option ``log_conn_id``). None: the source itself.
+    ``replica_wait_seconds`` is how long a run waits for it.
     """
 
     kind: str
@@ -1132,6 +1133,7 @@ class ConnectionSettings:
     replicas: Sequence[ConnectionSettings] = ()
     secret_ref: str = ""
     log_server: ConnectionSettings | None = None
+    replica_wait_seconds: int = 600
 
     def __post_init__(self) -> None:
         if self.files:

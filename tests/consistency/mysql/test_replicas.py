@@ -8,13 +8,13 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, cycle, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from pyspark.sql import SparkSession
@@ -65,14 +65,25 @@ class Replicated(Fleet):
         ((executed,),) = self.primary.query("SELECT @@global.gtid_executed")
         return f"{self.uuid}:{int(executed.rpartition('-')[2]) + 1}"
 
-    def run(self, *replicas: MysqlServer | Proxy | SimulatedServer, wait: int = 120, **more: Any) -> Pipeline:
-        self.number += 1
+    def run(
+        self,
+        *replicas: MysqlServer | Proxy | SimulatedServer,
+        log: MysqlServer | Proxy | None = None,
+        wait: int = 120,
+        tables: Sequence[str] = ("shop.*",),
+        spool: str = "off",
+        again: bool = False,
+        **more: Any,
+    ) -> Pipeline:
+        """The next run, or the last one again. ``log`` is the server whose log it reads."""
+        self.number += 0 if again else 1
         own = settings_of(self.primary)
-        read = (replace(own, host=one.host, port=one.port, tls={"mode": "disabled"}) for one in replicas)
-        settings = replace(own, replicas=tuple(read))
+        read = [replace(own, host=one.host, port=one.port, tls={"mode": "disabled"}) for one in (*replicas, log) if one]
+        log_server = read.pop() if log else None
+        settings = replace(own, replicas=tuple(read), log_server=log_server, replica_wait_seconds=wait)
         target, run_id = (self.folder / "lake").as_uri(), f"202602{self.number:02}T000000Z-00000000"
         lock = LockPolicy(replica_wait_seconds=wait)
-        return Pipeline(self.spark, settings, target, ["shop.*"], run_id=run_id, lock=lock, spool="off", **more)
+        return Pipeline(self.spark, settings, target, tables, run_id=run_id, lock=lock, spool=spool, **more)
 
     def rows(self, server: MysqlServer | None = None) -> dict[str, Rows]:
         server = server or self.primary
@@ -122,10 +133,13 @@ class Replicated(Fleet):
         return int(server.query(f"{sql} WHERE SQL_TEXT LIKE %s", ("SELECT `id`%",))[0][0])
 
 
+Fleets = TypeVar("Fleets", bound=Replicated)
+
+
 @contextmanager
-def _replicated(spark: SparkSession, folder: Path) -> Iterator[Replicated]:
+def replicated(spark: SparkSession, folder: Path, kind: type[Fleets]) -> Iterator[Fleets]:
     with throw_away("cdc-mysql-") as directory:
-        fleet = Replicated(spark, folder, directory)
+        fleet = kind(spark, folder, directory)
         try:
             yield fleet
         finally:
@@ -137,7 +151,7 @@ def _replicated(spark: SparkSession, folder: Path) -> Iterator[Replicated]:
 
 @pytest.fixture
 def fleet(spark: SparkSession, tmp_path: Path) -> Iterator[Replicated]:
-    with _replicated(spark, tmp_path) as fleet:
+    with replicated(spark, tmp_path, Replicated) as fleet:
         yield fleet
 
 
@@ -503,15 +517,18 @@ def test_preflight_refuses_servers_whose_rows_may_differ(fleet: Replicated, monk
 @pytest.mark.parametrize("seed", seeds())
 def test_random_writes_on_the_source_while_replicas_are_read(seed: int, fleet: Replicated) -> None:
     """A replica that MySQL itself stops at the position has the same rows. The replicas lag, and apply in parallel.
-    The next night rolls the copies forward, from the log of the source."""
+    The log is read from a replica, too. The next night rolls the copies forward, from the log of the same replica, or
+    of the source."""
     draw = random.Random(seed)
     options = {"replica_parallel_workers": "4", "replica_preserve_commit_order": draw.choice(("ON", "OFF"))}
     first, second, oracle = fleet.replica("b", **options), fleet.replica("c"), fleet.start("oracle")
+    log = draw.choice((second, fleet.replica("log", replica_parallel_workers="4")))
     more = ("stock_2", "stock_3", "stock_4")
     for name in more:
         fleet.do(f"CREATE TABLE {name} LIKE stock", f"INSERT INTO {name} SELECT * FROM stock")
     fleet.caught_up(first)
-    run = fleet.run(first, second, chunk_rows=30, chunk_pause=0.02)
+    fleet.caught_up(log)
+    run = fleet.run(first, second, log=log, chunk_rows=30, chunk_pause=0.02)
     run.preflight()
     done = threading.Event()
 
@@ -536,7 +553,7 @@ def test_random_writes_on_the_source_while_replicas_are_read(seed: int, fleet: R
     def lag() -> None:
         mine = random.Random(seed)
         while not done.wait(mine.random()):
-            server = mine.choice((first, second))
+            server = mine.choice((first, second, log))
             server.query("STOP REPLICA SQL_THREAD")
             done.wait(mine.random())
             server.query("START REPLICA SQL_THREAD")
@@ -561,7 +578,7 @@ def test_random_writes_on_the_source_while_replicas_are_read(seed: int, fleet: R
     soon(lambda: oracle.query("SELECT @@global.gtid_executed"), [(position,)])
     assert {name: Counter(published(uri)[1]) for name, uri in tables.items()} == fleet.rows(oracle)
     fleet.replace_writes("the next night")
-    following = fleet.run(first, second, refresh="auto")
+    following = fleet.run(first, second, log=draw.choice((log, None)), refresh="auto")
     following.preflight()
     assert all(plan.base for plan in following.plans)
     fleet.end(following, fleet.begin(following))

@@ -18,9 +18,9 @@ from airflow_provider_cdc.errors import LogGone, PreflightError, Problem
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.server.dialect import Service
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
-from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, log_files, log_status
+from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, file_number, log_files, log_status
 from airflow_provider_cdc.sources.mysql.server.privileges import Privileges
-from airflow_provider_cdc.sources.mysql.server.server import is_replica, service, state
+from airflow_provider_cdc.sources.mysql.server.server import WATCHED, is_replica, service, state
 from airflow_provider_cdc.sources.mysql.server.session import Connection, RunSettings, variables
 from airflow_provider_cdc.sources.mysql.tables.cascades import with_parents
 
@@ -89,7 +89,7 @@ class RunContext(ServerContext):
     @cached_property
     def state(self) -> MysqlFacts:
         """Return the current identity and settings of the server (`server.state`)."""
-        return state(self.connection)
+        return state(self.connection, [*{*WATCHED, *self.expected.last_set}])
 
     @cached_property
     def here(self) -> RunSettings:
@@ -101,6 +101,17 @@ class RunContext(ServerContext):
         """The end of the recorded chain of pieces, if the server has purged the file in which the run began. Otherwise
         None."""
         return self.expected.reached if self.expected.place.file not in self.files else None
+
+    @cached_property
+    def purged_elsewhere_read(self) -> bool:
+        """Whether the server may have purged the file in which the run began, because the log is read from another
+        server. Without a restart and a reset since then, this server has lost nothing."""
+        found, expected = self.state, self.expected
+        return (
+            expected.log_server is not None
+            and file_number(expected.place.file) < min(map(file_number, self.files), default=0)
+            and (found.started, found.resets) == (expected.started, expected.resets)
+        )
 
     @cached_property
     def begun(self) -> LogPlace:

@@ -11,7 +11,6 @@ which exactness depends is checked in each session, and again after its reads.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
@@ -22,11 +21,12 @@ import pymysql
 
 from airflow_provider_cdc.core.checks import Check, Moment, Raised
 from airflow_provider_cdc.core.positions.gtid import GtidSet
-from airflow_provider_cdc.core.tables.table import Table, TableName
+from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import Problem, SourceReplaced, SourceUnavailable
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.checks.context import ServerContext
+from airflow_provider_cdc.sources.mysql.checks.replica_tables import differences_of_tables
 from airflow_provider_cdc.sources.mysql.server import commit_times
 from airflow_provider_cdc.sources.mysql.server.commit_times import last_transactions
 from airflow_provider_cdc.sources.mysql.server.dialect import AURORA, RDS, XA_VISIBLE_WHEN_EXECUTED
@@ -36,6 +36,7 @@ from airflow_provider_cdc.sources.mysql.server.server import (
     filter_grants,
     replica_status,
     replication_filters,
+    resets,
     set_times,
     shown,
 )
@@ -48,15 +49,13 @@ from airflow_provider_cdc.sources.mysql.server.session import (
     value,
     variables,
 )
-from airflow_provider_cdc.sources.mysql.tables.cascades import changed_by_foreign_keys, relies_on_log
-from airflow_provider_cdc.sources.mysql.tables.schema import difference, read_tables, select_of_tables
 
 T = TypeVar("T")
 
 _EACH = (Moment.PREFLIGHT, Moment.EACH_SESSION, Moment.READS_ENDED)
 _CHECK_TABLE = "sources.mysql.steps.replica_reads:ReplicaSession.check_table"
-_OTHER = "name a replica that replicates directly from the source, or remove it from `Read.read_conn_ids`"
-_REBUILD = "build the replica anew from the source, or remove it from `Read.read_conn_ids`"
+_OTHER = "name a replica that replicates directly from the source"
+_REBUILD = "build the replica anew from the source, or read no more from it"
 
 _RULES = {
     "performance_schema": ("ON", "it does not show whether it has replication filters"),
@@ -69,7 +68,7 @@ _RULES = {
     "replica_type_conversions": ("", "it may change values that do not fit into its columns"),
 }
 _READ_ONLY = ("super_read_only", "read_only")
-_WATCHED = (*_RULES, *_READ_ONLY, "slave_exec_mode", "slave_type_conversions", "gtid_purged")
+WATCHED = (*_RULES, *_READ_ONLY, "slave_exec_mode", "slave_type_conversions", "gtid_purged")
 """Settings that must not be set while tables are read, not even to the same value."""
 _RESETS = "RESET"
 _ZONE = """
@@ -100,6 +99,9 @@ class ReplicaContext(ServerContext):
     :param compared: transactions that were already compared with those of the source.
     :param searched: transactions that were already looked up in the log of the replica.
     :param before: the `interventions` before the reads. None: nothing was read yet.
+    :param is_log_server: whether the log is read from the replica, and not rows.
+    :param commits: the commit times of the last transactions in ``position``, as far as they are known
+        (`LogMark.commits`).
     """
 
     name: str
@@ -111,6 +113,8 @@ class ReplicaContext(ServerContext):
     compared: GtidSet = field(default_factory=GtidSet)
     searched: GtidSet = field(default_factory=GtidSet)
     before: Mapping[str, str] | None = None
+    is_log_server: bool = False
+    commits: str = ""
 
     @cached_property
     def server_uuid(self) -> str:
@@ -178,7 +182,7 @@ def _running(context: ReplicaContext) -> Iterable[Problem]:
             error = str(channel[f"Last_{thread}_Error"])
             yield context.problem(
                 f"its {thread} thread is stopped" + (f": {error[:300]}" if error else ""),
-                "START REPLICA, or remove the replica from `Read.read_conn_ids`",
+                "START REPLICA, or read no more from the replica",
             )
 
 
@@ -205,8 +209,7 @@ def _settings(context: ReplicaContext) -> Iterable[Problem]:
 def interventions(connection: Connection) -> dict[str, str]:
     """Return what shows that settings were set, or that the log was reset, between two calls: the times of the settings
     (`set_times`), and how often sessions executed RESET."""
-    ((_, resets),) = query(connection, "SHOW GLOBAL STATUS LIKE 'Com_reset'")
-    return set_times(connection, _WATCHED) | {_RESETS: str(resets)}
+    return set_times(connection, WATCHED) | {_RESETS: resets(connection)}
 
 
 def _read_only(context: ReplicaContext) -> Iterable[Problem]:
@@ -227,7 +230,7 @@ def _filters(context: ReplicaContext) -> Iterable[Problem]:
         if name not in _IGNORING or not _SYSTEM.fullmatch(rule):
             yield context.problem(
                 f"it leaves out changes: replication filter {name} ({rule})",
-                "remove the filter and build the replica anew, or remove it from `Read.read_conn_ids`",
+                "remove the filter and build the replica anew, or read no more from it",
             )
 
 
@@ -246,49 +249,49 @@ def _own_writes(context: ReplicaContext) -> Iterable[Problem]:
 REPLICAS: tuple[Check[ReplicaContext], ...] = (
     Check(
         "mysql.read-replica",
-        "A server on which tables are read replicates from the source, directly and from no other server.",
+        "A server that is read replicates from the source, directly and from no other server.",
         _EACH,
         _OTHER,
         _replicates,
     ),
     Check(
         "mysql.read-replica-settings",
-        "A replica on which tables are read applies every change, and keeps it in its log.",
+        "A replica that is read applies every change, and keeps it in its log.",
         _EACH,
-        "correct the setting, or remove the replica from `Read.read_conn_ids`",
+        "correct the setting, or read no more from the replica",
         _settings,
     ),
     Check(
         "mysql.read-replica-filters",
-        "A replica on which tables are read leaves out no changes (replication filters).",
+        "A replica that is read leaves out no changes (replication filters).",
         _EACH,
         "remove the filter and build the replica anew",
         _filters,
     ),
     Check(
         "mysql.read-replica-read-only",
-        "Sessions cannot write on a replica on which tables are read.",
+        "Sessions cannot write on a replica that is read.",
         _EACH,
         "SET PERSIST super_read_only = ON on the replica",
         _read_only,
     ),
     Check(
         "mysql.read-replica-writes",
-        "No session ever wrote on a replica on which tables are read, since it was built.",
+        "No session ever wrote on a replica that is read, since it was built.",
         _EACH,
         _REBUILD,
         _own_writes,
     ),
     Check(
         "mysql.read-replica-runs",
-        "The replication to a replica on which tables are read works.",
+        "The replication to a replica that is read works.",
         (Moment.PREFLIGHT,),
-        "START REPLICA, or remove the replica from `Read.read_conn_ids`",
+        "START REPLICA, or read no more from the replica",
         _running,
     ),
     Check(
         "mysql.read-replica-failed",
-        "A replica on which tables are read could apply every change so far.",
+        "A replica that is read could apply every change so far.",
         (Moment.EACH_SESSION, Moment.READS_ENDED),
         _REBUILD,
         _failed,
@@ -320,27 +323,40 @@ def _same_history(context: ReplicaContext) -> Iterable[Problem]:
     last = last_transactions(*positions)
     if context.compared and last <= context.compared:
         return
-    commits = commit_times.last_commits(context.primary_settings, context.primary, *positions, without=context.compared)
-    found = [
-        _of_log(partial(commit_times.difference, context.here, context.connection, one), context)
-        for one in commits.split(",")
-        if one
-    ]
-    if all(one is None for one in found) and any(tag for _, tag, _ in common.items()):
+    # A run has recorded the commit times of its position, and the source may have purged these transactions.
+    found = _differences(context, context.commits)
+    if all(one is None for one in found):
+        source, without = context.primary, context.compared
+        found = _differences(
+            context, commit_times.last_commits(context.primary_settings, source, *positions, without=without)
+        )
+    if others := "; ".join(filter(None, found)):
+        yield context.problem(f"it has another history than the source: {others}", _REBUILD)
+    elif any(one is not None for one in found):
+        context.compared |= last
+    elif context.commits and not context.position <= common:
+        # It is compared again when it has the position of the run.
+        return
+    elif any(tag for _, tag, _ in common.items()):
         yield context.problem(
             "transactions with tags (gtid_next = AUTOMATIC:tag) are in the log of the source, and cannot be compared",
-            "leave `Read.read_conn_ids` empty until these transactions are purged from the log, or set no tags",
+            "leave `Read.read_conn_ids` and `Read.log_conn_id` empty until these transactions are purged from the log, "
+            "or set no tags",
         )
-    elif all(one is None for one in found):
+    else:
         yield context.problem(
             "the logs of both servers have none of the last transactions in common, so it is unknown whether it has "
             "the history of the source",
             "commit a transaction on the source, wait until the replica has it, and retry the task",
         )
-    elif others := "; ".join(filter(None, found)):
-        yield context.problem(f"it has another history than the source: {others}", _REBUILD)
-    else:
-        context.compared |= last
+
+
+def _differences(context: ReplicaContext, commits: str) -> list[str | None]:
+    return [
+        _of_log(partial(commit_times.difference, context.here, context.connection, one), context)
+        for one in commits.split(",")
+        if one
+    ]
 
 
 def _written_there(context: ReplicaContext) -> Iterable[Problem]:
@@ -359,18 +375,20 @@ def _written_there(context: ReplicaContext) -> Iterable[Problem]:
 
 
 def _lost(context: ReplicaContext) -> Iterable[Problem]:
-    flushes = context.variables([_FLUSHES]).get(_FLUSHES, "unknown")
+    names = _DURABLE if context.is_log_server else (_FLUSHES,)
+    values = context.variables(names)
+    wrong = ", ".join(f"{name} is {values.get(name, 'unknown')}" for name in names if values.get(name) != "1")
     # A crash ends all sessions, so a session looks only once.
-    if context.searched or context.unreadable or flushes == "1":
+    if context.searched or context.unreadable or not wrong:
         return
     files = dict([*log_files(context.connection).items()][-_NEWEST_FILES:])
     file = _of_log(partial(unclosed, context.here, files), context)
     # A file that was purged meanwhile looks like an unclosed one.
     if file in log_files(context.connection):
         yield context.problem(
-            f"it crashed while it wrote the log file {file}, and {_FLUSHES} is {flushes}, so it may lack changes of "
-            "transactions that it lists as executed",
-            f"{_REBUILD}; set {_FLUSHES} = 1",
+            f"it crashed while it wrote the log file {file}, and {wrong}, so it may lack changes of transactions that "
+            "it lists as executed",
+            f"{_REBUILD}; set {' and '.join(f'{name} = 1' for name in names)}",
         )
 
 
@@ -412,7 +430,7 @@ def _version(context: ReplicaContext) -> Iterable[Problem]:
     if server_version(context.connection) != server_version(context.primary):
         yield context.problem(
             f"its version is {here}, and {there} on the source: it may compute other values when it executes DDL",
-            "upgrade the older server, or remove the replica from `Read.read_conn_ids` until then",
+            "upgrade the older server, and read no more from the replica until then",
         )
     elif not XA_VISIBLE_WHEN_EXECUTED.known_to(server_version(context.connection)):
         needed = XA_VISIBLE_WHEN_EXECUTED.versions
@@ -437,21 +455,30 @@ def _durable(context: ReplicaContext) -> Iterable[Problem]:
             "source_conn_id",
             f"{', '.join(wrong)}: after a crash, the source may lack transactions that the replica {context.name} has, "
             "and give their GTIDs to other transactions",
-            "set both to 1 on the source, or leave `Read.read_conn_ids` empty",
+            "set both to 1 on the source, or leave `Read.read_conn_ids` and `Read.log_conn_id` empty",
         )
 
 
+SKIPPED: Check[ReplicaContext] = Check(
+    "mysql.read-replica-skipped",
+    "No session committed a transaction of another server on a replica that is read, as far as the newest part of its "
+    "log and its log since the reads began tell.",
+    _EACH,
+    _REBUILD,
+    _written_there,
+    (Raised(Moment.LOG_READ, "sources.mysql.log.refusals:written_on_replica"),),
+)
 COMPARED: tuple[Check[ReplicaContext], ...] = (
     Check(
         "mysql.read-replica-privileges",
-        "The user may read the tables and the log on a replica on which tables are read.",
+        "The user may read the tables and the log on a replica that is read.",
         _EACH,
         "grant the user on the replica what it has on the source",
         _privileges,
     ),
     Check(
         "mysql.read-replica-crashed",
-        "A replica on which tables are read did not crash while it might lose changes (in its 20 newest log files).",
+        "A replica that is read did not crash while it might lose changes (in its 20 newest log files).",
         (Moment.PREFLIGHT, Moment.EACH_SESSION),
         _REBUILD,
         _lost,
@@ -478,14 +505,7 @@ COMPARED: tuple[Check[ReplicaContext], ...] = (
         _REBUILD,
         _same_history,
     ),
-    Check(
-        "mysql.read-replica-skipped",
-        "No session committed a transaction of another server on a replica on which tables are read, as far as the "
-        "newest part of its log and its log since the reads began tell.",
-        _EACH,
-        _REBUILD,
-        _written_there,
-    ),
+    SKIPPED,
     Check(
         "mysql.read-replica-tables",
         "A table that is read on a replica has the same definition as on the source.",
@@ -496,100 +516,24 @@ COMPARED: tuple[Check[ReplicaContext], ...] = (
     ),
     Check(
         "mysql.read-replica-names",
-        "The names of tables mean the same on a replica on which tables are read (`lower_case_table_names`).",
+        "The names of tables mean the same on a replica that is read (`lower_case_table_names`).",
         _EACH,
         _OTHER,
         _names,
     ),
     Check(
         "mysql.read-replica-version",
-        "A replica on which tables are read has the version of the source.",
+        "A replica that is read has the version of the source.",
         _EACH,
         "upgrade the older server",
         _version,
     ),
     Check(
         "mysql.read-replica-time-zone",
-        "The system of a replica on which tables are read has the time zone of the source's system.",
+        "The system of a replica that is read has the time zone of the source's system.",
         _EACH,
         "start the server in the time zone of the source, and build the replica anew",
         _time_zone,
     ),
 )
 """The checks that compare a replica with its source. They need a replica that passes the checks in `REPLICAS`."""
-
-
-# Compares the definitions of tables on two servers.
-
-
-_PARTITIONS = (
-    "PARTITION_NAME, SUBPARTITION_NAME, PARTITION_METHOD, PARTITION_EXPRESSION, SUBPARTITION_METHOD, "
-    "SUBPARTITION_EXPRESSION, PARTITION_DESCRIPTION"
-)
-_FACTS = (
-    ("TABLES", "ENGINE", "engine", ""),
-    (
-        "COLUMNS",
-        "COLUMN_NAME, GENERATION_EXPRESSION, COLUMN_DEFAULT, EXTRA",
-        "default values or generated columns",
-        "ORDER BY ORDINAL_POSITION",
-    ),
-    (
-        "PARTITIONS",
-        _PARTITIONS,
-        "partitions",
-        "ORDER BY PARTITION_ORDINAL_POSITION, SUBPARTITION_ORDINAL_POSITION",
-    ),
-)
-
-
-def differences_of_tables(source: Connection, replica: Connection, names: Sequence[TableName]) -> dict[TableName, str]:
-    """Return the tables whose rows could differ between the servers, because their definitions do, each with the
-    difference. Indexes other than the key do not matter.
-
-    :raises SchemaChanged: a table does not exist on the source.
-    """
-    here = {table.name: table for table in read_tables(source, names)}
-    keys = {name: table.key_index for name, table in here.items()}
-    found = set(_facts(replica, names, "TABLE_TYPE", "TABLES", ""))
-    differences = {name: "it does not exist there, or this user may not see it" for name in names if name not in found}
-    there = [name for name in names if name in found]
-    for table in read_tables(replica, there, keys):
-        if what := _difference(here[table.name], table):
-            differences[table.name] = what
-    # Tables with such foreign keys on the source are read on the source.
-    for name in changed_by_foreign_keys(replica, there):
-        differences.setdefault(name, "it has a foreign key whose action changes its rows")
-    for view, columns, what, order in _FACTS:
-        ours, theirs = (_facts(one, there, columns, view, order) for one in (source, replica))
-        for name in there:
-            if ours[name] != theirs[name]:
-                differences.setdefault(name, f"its {what} differ")
-    return differences
-
-
-def _difference(one: Table, other: Table) -> str:
-    if what := difference(one, other):
-        return what.replace("have changed", "differ").replace("has changed", "differs")
-    if one.key_index != other.key_index:
-        return f"its key is the index {other.key_index}, and {one.key_index} on the source"
-    return ""
-
-
-def is_read_on_replicas(table: Table, consistency: str) -> bool:
-    """Return whether a run reads the table on the replicas that it has, and not on the source.
-
-    An exact position needs a lock of the source. Each server computes what foreign keys change, and the values of
-    STORED columns, by its own settings: the applier of a replica ignores the values in the log.
-    """
-    computed = relies_on_log(table) or any(column.details.get("generated") == "stored" for column in table.columns)
-    return consistency == "watermark" and not table.cascades_from and not computed
-
-
-def _facts(
-    connection: Connection, names: Sequence[TableName], columns: str, view: str, order: str
-) -> dict[TableName, list[tuple[Any, ...]]]:
-    found: dict[TableName, list[tuple[Any, ...]]] = defaultdict(list)
-    for schema, name, *facts in select_of_tables(connection, names, columns, view, order):
-        found[TableName(schema, name)].append(tuple(facts))
-    return found

@@ -2,7 +2,8 @@
 transaction.
 
 For the formats, see ``walk.py``. The commit time is the field ``immediate_commit_timestamp``: the time of the commit on
-this server, in microseconds since 1970.
+this server, in microseconds since 1970. The field ``original_commit_timestamp`` has the time of the first commit, on
+another server.
 """
 
 from __future__ import annotations
@@ -218,29 +219,33 @@ def tagged_gtid(data: Bytes, at: int, end: int, tsid: Bytes) -> int:
 
 
 @inner
-def tagged_commit_time(data: Bytes, at: int, end: int) -> int:
+def tagged_commit_time(data: Bytes, at: int, end: int, original: bool) -> int:
     """Return the commit time in the body of a tagged GTID event, in microseconds since 1970, or -1.
 
-    The commit time is field 6. The fields between the tag and field 6 are integers; a signed integer is stored as twice
-    its value. Any of these fields may be absent.
+    The commit time is field 6. The time of the first commit is field 7, which is absent if it is the same. The fields
+    between the tag and these fields are integers; a signed integer is stored as twice its value. Any of these fields
+    may be absent.
     """
+    found = -1
     for _ in range(3):
         _, at = _variable(data, at, end) if at >= 0 else (0, -1)
     while at >= 0:
         field, at = _variable(data, at, end)
-        if at < 0 or field > 6:
-            return -1
+        if at < 0 or field > 7:
+            return found
         count = 16 if field == 1 else 1
         value = 0
         for _ in range(count):
             value, at = _variable(data, at, end) if at >= 0 else (0, -1)
         if at < 0:
-            return -1
+            return found
         if field == 3:
             at += value
-        if field == 6:
-            return value
-    return -1
+        if field == 6 or (field == 7 and original):
+            found = value
+        if field == 7 or (field == 6 and not original):
+            break
+    return found
 
 
 # Return codes of `read_commits`.
@@ -265,15 +270,23 @@ _RECENT = 8
 
 
 @inner
-def commit_time(data: Bytes, body: int, body_end: int, kind: int) -> int:
-    """Return the commit time in microseconds since 1970, or -1."""
+def commit_time(data: Bytes, body: int, body_end: int, kind: int, original: bool) -> int:
+    """Return the commit time in microseconds since 1970, or -1.
+
+    :param original: the time of the first commit, and not of the commit on this server.
+    """
     if kind == TAGGED_GTID:
-        return tagged_commit_time(data, body, body_end)
+        return tagged_commit_time(data, body, body_end, original)
     # The fields are flags, UUID, number, a type code (2: two numbers for parallel appliers follow), and the commit time
     # in 7 bytes. If the highest bit of these 7 bytes is set, the time of the original commit on another server follows.
     if body + 49 > body_end or load8(data, body + 25) != 2:
         return -1
-    when: int = load32(data, body + 42) | (load16(data, body + 46) << 32) | ((load8(data, body + 48) & 0x7F) << 48)
+    at = body + 42
+    if original and load8(data, at + 6) & 0x80:
+        at += 7
+        if at + 7 > body_end:
+            return -1
+    when: int = load32(data, at) | (load16(data, at + 4) << 32) | ((load8(data, at + 6) & 0x7F) << 48)
     return when
 
 
@@ -375,7 +388,7 @@ def read_commits(
                 number = load64(data, body + 17)
             else:
                 return DAMAGED
-            when = commit_time(data, body, body_end, kind)
+            when = commit_time(data, body, body_end, kind, False)
             if number < 1 or when < 0:
                 return DAMAGED
             state[NEXT] = when

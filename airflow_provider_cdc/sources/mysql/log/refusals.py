@@ -9,6 +9,7 @@ from airflow_provider_cdc.errors import (
     CascadeNotLogged,
     CdcError,
     DecodeError,
+    ExactnessError,
     ImageNotWhole,
     SchemaChanged,
     UnknownEvent,
@@ -139,6 +140,16 @@ def not_understood(statement: str, where: str, why: str = "") -> CdcError:
         f"{message}, because {why}, and it may concern a copied table",
         where=where,
         hint=f"{_NEW_RUN}, which begins after the statement; run such statements with SET NAMES utf8mb4",
+    )
+
+
+def written_on_replica(where: str) -> ExactnessError:
+    """Return the error for a transaction that a session of the replica committed whose log is read."""
+    return ExactnessError(
+        "a session on the replica (`Read.log_conn_id`) committed this transaction, so the log of the replica is not "
+        "that of the source",
+        where=where,
+        hint=f"build the replica anew from the source, or leave `Read.log_conn_id` empty; then {_NEW_RUN}",
     )
 
 

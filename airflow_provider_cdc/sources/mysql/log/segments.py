@@ -269,6 +269,10 @@ class MysqlSegmentReader:
         self._tables = self._eras.tracked
         self._walker = EraWalker(segment, initial, self._tables, self.summary, self._eras.begins)
 
+    def refuse_transactions_of(self, server_id: int) -> None:
+        """Stop at transactions that sessions of this server committed. The others are those of its source."""
+        self._walker.state[walk_state.REPLICA] = server_id
+
     def close(self) -> None:
         """End the session."""
         if self._dump is not None:
@@ -357,16 +361,21 @@ def open_segment(
     tables: Sequence[TrackedTable],
     changes: Callable[[pa.RecordBatch], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    of_replica: bool = False,
 ) -> Iterator[MysqlSegmentReader]:
     """Open one segment of the log.
 
     :param start: transactions in this set are ignored.
     :param changes, progress: see `Source.read_segment`.
+    :param of_replica: whether the log is that of a replica, which must have no transactions of its own.
     :raises LogGone: the server can no longer read the file.
     :raises SourceUnavailable: the server cannot be reached.
     :raises ConfigurationError: the privilege REPLICATION SLAVE is missing.
     """
     reader = MysqlSegmentReader(partial(Dump, settings), segment, start, tables, changes, progress)
+    if of_replica:
+        with session(settings) as connection:
+            reader.refuse_transactions_of(int(value(connection, "@@global.server_id")))
     try:
         yield reader
     finally:

@@ -82,6 +82,7 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
     PHASE,
     POSITION,
     RELIES,
+    REPLICA,
     ROW,
     SERIAL,
     SHAPE,
@@ -92,6 +93,7 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
     TRANSACTIONS,
     UNTRACKED,
     UPPER,
+    WRITTEN_HERE,
     XA,
 )
 from airflow_provider_cdc.sources.mysql.server.log_protocol import (
@@ -115,6 +117,7 @@ from airflow_provider_cdc.sources.mysql.server.log_protocol import (
     QUERY_POST_HEADER_BYTES,
     RAND,
     ROWS_QUERY,
+    SERVER_AT,
     TABLE_MAP,
     TAGGED_GTID,
     TRANSACTION_CONTEXT,
@@ -256,8 +259,10 @@ def walk(
             state[SOURCE] = source
             state[NUMBER] = number
             if state[CHANGES]:
-                state[COMMITTED] = commit_time(data, body, body_end, kind)
+                state[COMMITTED] = commit_time(data, body, body_end, kind, state[REPLICA] != 0)
             state[IGNORED] = 1 if ignored else 0
+            if state[REPLICA] and not ignored and load32(data, at + SERVER_AT) == state[REPLICA]:
+                return WRITTEN_HERE
             state[TRANSACTIONS] += 0 if ignored else 1
             state[SERIAL] += 1
             state[TRACKED] = 0

@@ -11,6 +11,8 @@ SHAPE, NOT_WHOLE, CASCADES, NO_ROOM_FOR_CHANGES, DIFFERENCES, OTHERS_CASCADES = 
 deleted or its key was changed; ``state[WANTED]`` words of room for single changes are needed; rows may contain
 differences instead of JSON documents; the effects of foreign keys on these rows were not logged, although the server
 normally logs such effects."""
+WRITTEN_HERE = 10
+"""A session of the replica whose log is read committed the transaction."""
 BAD_CHECKSUM, BAD_LENGTH, BAD_POSITION, BAD_GTID, BAD_ROWS, OUT_OF_PLACE = 11, 12, 13, 14, 15, 16
 """Kinds of damage to an event, or to the order of events."""
 
@@ -51,7 +53,10 @@ ONLY_LOOKS = 18
 events."""
 RELIES = 19
 """1 if the copy of at least one table is exact only with the effects of foreign keys in the log."""
-STATE_WORDS = 20
+REPLICA = 20
+"""The ``server_id`` of the replica whose log is read; 0: the log is that of the source. Commit times are then those of
+the first commit, on the source."""
+STATE_WORDS = 21
 
 # `state[PHASE]`
 BETWEEN, BEGUN, OPEN, XA_OPEN = 0, 1, 2, 3

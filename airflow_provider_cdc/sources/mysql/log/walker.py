@@ -320,6 +320,8 @@ class LogWalker:
         if code == walk_state.NO_ROOM_FOR_CHANGES:
             self.changes.reserve(int(state[walk_state.WANTED]))
             return False
+        if code == walk_state.WRITTEN_HERE:
+            raise refusals.written_on_replica(f"{self.where}, transaction {self._gtid}")
         if code in refusals.DAMAGE:
             raise refusals.damaged(refusals.DAMAGE[code], self.where)
         at = int(state[walk_state.AT])

@@ -9,8 +9,9 @@ import uuid
 from airflow_provider_cdc.sources.mysql.server.session import Connection, query
 
 HEADER_BYTES = 19
-KIND_AT, LENGTH_AT, END_AT, FLAGS_AT = 4, 9, 13, 17
-"""Offsets of the header fields of an event: type, total size, end position in the file (the low 32 bits), flags."""
+KIND_AT, SERVER_AT, LENGTH_AT, END_AT, FLAGS_AT = 4, 5, 9, 13, 17
+"""Offsets of the header fields of an event: type, server_id of the server on which a session committed the transaction,
+total size, end position in the file (the low 32 bits), flags."""
 LOW_HALF = 0xFFFFFFFF
 """Mask for the low 32 bits of a position. The header of an event contains only these bits. A file can exceed 4 GiB,
 because a transaction is never split between files."""

@@ -128,12 +128,23 @@ def started(connection: Connection) -> str:
     return str(value(connection, _STARTED))
 
 
-def state(connection: Connection) -> MysqlFacts:
-    """Return the server's current identity, its start time, and the settings that the log does not show."""
+def state(connection: Connection, watched: Sequence[str] = WATCHED) -> MysqlFacts:
+    """Return the server's current identity, its start time, and the settings that the log does not show.
+
+    :param watched: the settings for which to return the time at which they were last set.
+    """
     uuid, host, start = query(connection, f"SELECT @@global.server_uuid, @@global.hostname, {_STARTED}")[0]
     _, _, alone, ignored, *_ = log_status(connection)
     fixed = variables(connection, _FIXED) | {"binlog_do_db": alone, "binlog_ignore_db": ignored}
-    return MysqlFacts(str(uuid), str(host), str(start), fixed=fixed, last_set=set_times(connection))
+    return MysqlFacts(
+        str(uuid), str(host), str(start), resets(connection), fixed=fixed, last_set=set_times(connection, watched)
+    )
+
+
+def resets(connection: Connection) -> str:
+    """Return how often sessions executed RESET since the start of the server, such as a reset of the log."""
+    ((_, count),) = query(connection, "SHOW GLOBAL STATUS LIKE 'Com_reset'")
+    return str(count)
 
 
 def check_log(connection: Connection, initial: GtidSet, recorded: GtidSet | None = None) -> None:
@@ -216,15 +227,15 @@ def is_replica(connection: Connection) -> bool | None:
         raise
 
 
-def last_set(connection: Connection) -> dict[str, datetime | None]:
-    """Return, for each setting in `WATCHED_IN_THE_PAST`, the time at which it was last set in the running server.
+def last_set(connection: Connection, names: Sequence[str] = WATCHED_IN_THE_PAST) -> dict[str, datetime | None]:
+    """Return, for each of these settings, the time at which it was last set in the running server.
 
     None: the setting was not set since the server's start. Settings for which the server does not show the time are
     omitted.
     """
     return {
         name: datetime.fromisoformat(when).replace(tzinfo=UTC) if when else None
-        for name, when in set_times(connection, WATCHED_IN_THE_PAST).items()
+        for name, when in set_times(connection, names).items()
     }
 
 

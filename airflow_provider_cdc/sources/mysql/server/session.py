@@ -268,6 +268,8 @@ class RunSettings(ConnectionSettings):
     def of(cls, settings: ConnectionSettings, facts: MysqlFacts, position: GtidSet = _NOTHING) -> RunSettings:
         """Return ``settings`` together with the server on which a run began."""
         plain = {each.name: getattr(settings, each.name) for each in fields(ConnectionSettings)}
+        if settings.log_server is not None and facts.log_server is not None:
+            plain["log_server"] = cls.of(settings.log_server, facts.log_server)
         return cls(**plain, server_uuid=facts.server_uuid, hostname=facts.hostname or "", position=position)
 
 

@@ -15,13 +15,14 @@ from airflow_provider_cdc.core.tables.table import Era, Table
 from airflow_provider_cdc.errors import LogGone
 from airflow_provider_cdc.sources.api.source import ChunkReader, ConnectionSettings, Reading
 from airflow_provider_cdc.sources.api.window import UpperBound
-from airflow_provider_cdc.sources.mysql.checks.replicas import is_read_on_replicas
+from airflow_provider_cdc.sources.mysql.checks.replica_tables import is_read_on_replicas
 from airflow_provider_cdc.sources.mysql.log.replaced import WatchedTables
 from airflow_provider_cdc.sources.mysql.server import log_history
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.session import RunSettings, session
 from airflow_provider_cdc.sources.mysql.steps import chunk_reader, replica_reads, snapshot
 from airflow_provider_cdc.sources.mysql.steps.check_identity import check_identity
+from airflow_provider_cdc.sources.mysql.steps.log_server import bound_log
 from airflow_provider_cdc.sources.mysql.tables import schema
 from airflow_provider_cdc.sources.session import Kept, keeping
 
@@ -52,7 +53,7 @@ class MysqlReading(Reading):
 
     def bound_reads(self) -> UpperBound:
         bound = snapshot.bound_reads(self.settings)
-        facts = self._facts
+        facts = None if self._facts is None else self._facts.of_source
         if facts is not None and bound.incarnation != facts.started:
             assert isinstance(self.settings, RunSettings)
             # Make this check before rows are read again, because the reads would be useless if the server has crashed.
@@ -64,6 +65,10 @@ class MysqlReading(Reading):
                 # checks the server from the end of these pieces on.
                 if not (facts.may_move and log_history.is_purged(self.settings, facts.begun)):
                     raise
+        if self._facts is not None and self.settings.log_server is not None:
+            assert isinstance(self.settings, RunSettings)
+            with session(self.settings) as connection:
+                return bound_log(self.settings, connection, self._facts, self.settings.position, bound)
         return bound
 
     def check_tables(self, tables: Sequence[Table]) -> None:
@@ -76,6 +81,9 @@ class MysqlReading(Reading):
     def note_tables(self, end: LogEnd, tables: Sequence[Table]) -> str:
         assert self._watched is not None
         with session(self.settings) as connection:
+            if self.settings.log_server is not None:
+                # The log of the source shows what happens to its tables from now on.
+                end = LogEnd(str(log_history.end_of_log(self.settings, connection)))
             return self._watched.note(self.settings, connection, end, tables)
 
     def reason_not_rollable(self, table: Table) -> str:

@@ -21,8 +21,9 @@ from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.log import refusals
 from airflow_provider_cdc.sources.mysql.log.replaced import WatchedTables
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
-from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, end_of_log, is_before
+from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, is_before
 from airflow_provider_cdc.sources.mysql.server.privileges import Privileges
+from airflow_provider_cdc.sources.mysql.server.replication import end_of_shown, log_settings
 from airflow_provider_cdc.sources.mysql.server.session import RunSettings, session
 
 
@@ -33,7 +34,7 @@ class CarriesReads:
 
     def end_of_log(self) -> LogEnd:
         with session(self.settings) as connection:
-            return LogEnd(str(end_of_log(self.settings, connection)))
+            return LogEnd(str(end_of_shown(self.settings, connection)))
 
     def ends_of_reads(self, tables: Sequence[Table]) -> dict[TableName, LogEnd]:
         return dict.fromkeys((table.name for table in tables), self.end_of_log())
@@ -72,7 +73,7 @@ class CarriesReads:
         if not carried.same_shape(now) or carried.key_index != now.key_index:
             raise _not_carried(table, "it was altered again meanwhile")
         # The window up to the new position must contain all of these statements.
-        _check_contained(self.settings, begin, GtidSet.expect(end), facts, carried)
+        _check_contained(log_settings(self.settings), begin, GtidSet.expect(end), facts.of_log, carried)
         return evolution
 
 
@@ -102,12 +103,15 @@ class KeepsTables:
         assert self._facts is not None
         # A run records no piece of the log that has a statement that changes one of its tables. So the search begins at
         # the end of the last recorded piece.
-        begin = self._facts.needed_from or self._facts.place
+        of_log = self._facts.of_log
+        begin = of_log.needed_from or of_log.place
+        with session(self.settings) as connection:
+            end = end_of_shown(self.settings, connection)
         # These schema changes are known, and the rows are carried over them.
         known = {era.begins for table in tables for era in table.eras}
         altered: dict[TableName, SchemaChanged] = {}
         # If the survey had to stop, the run stops with the same error when it reads this part of the log.
-        for statement in survey(self.settings, begin, self.settings.position, tables).statements:
+        for statement in survey(log_settings(self.settings), begin, self.settings.position, tables, end=end).statements:
             if str(statement.begins) in known:
                 continue
             for name, found in statement.on.items():

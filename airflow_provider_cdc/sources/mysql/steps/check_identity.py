@@ -17,8 +17,10 @@ from airflow_provider_cdc.sources.mysql.checks.context import RunContext
 from airflow_provider_cdc.sources.mysql.server.dialect import RETENTION_HOURS, Service
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.log_history import file_number, log_files, stamp_of
+from airflow_provider_cdc.sources.mysql.server.replication import log_settings
 from airflow_provider_cdc.sources.mysql.server.server import CLOCK, kept_seconds, service
 from airflow_provider_cdc.sources.mysql.server.session import Connection, query, session, value
+from airflow_provider_cdc.sources.mysql.steps.log_server import check_log_server
 
 
 def check_identity(
@@ -28,20 +30,22 @@ def check_identity(
     position: GtidSet,
     moment: Moment = Moment.EACH_STEP,
 ) -> None:
-    """Check that the server is the server of ``expected``, and that its log history and settings have not changed.
+    """Check that the server is the server of ``expected``, and that its log history and settings have not changed. The
+    same is checked of the server from which the log is read.
 
     :raises SourceReplaced: another server answered, or the server's history does not contain ``position``.
     :raises LogGone: the log was purged past ``position``. Or the server has crashed since ``position``, or was
         restarted more than once.
     :raises ExactnessError: a setting on which exactness depends is wrong, or was set after ``expected`` was recorded.
     """
-    context = RunContext(connection, settings=settings, expected=expected, position=position)
+    context = RunContext(connection, settings=settings, expected=expected.of_source, position=position)
     if problems := problems_of(OF_A_RUN, moment, context):
         raise ExactnessError(
             "; ".join(f"{problem.where} {problem.what}" for problem in problems),
             where=f"server {context.state.server_uuid}",
             hint="correct the setting, do not change it during a run, and trigger a new run",
         )
+    check_log_server(settings, connection, expected, position, moment)
 
 
 # Determines whether a server has reached a position or a time. The server may be a replica or a source.
@@ -72,7 +76,7 @@ def has_reached(settings: ConnectionSettings, target: AsOf) -> Reach:
 
 def runway(settings: ConnectionSettings) -> Runway:
     """Implements `Source.runway`."""
-    with session(settings) as connection:
+    with session(log_settings(settings)) as connection:
         return _runway(connection, service(connection))
 
 
@@ -82,6 +86,7 @@ def needed_log(settings: ConnectionSettings, facts: MysqlFacts, since: Sequence[
     The server removes whole files, oldest first, when it begins a new file. It removes a file if the file was closed
     longer ago than the setting allows. A file is closed when the next file is created.
     """
+    settings, facts, since = log_settings(settings), facts.of_log, [one.of_log for one in since]
     with session(settings) as connection:
         host = service(connection)
         runway = _runway(connection, host)

@@ -14,15 +14,16 @@ from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.checks.asked import OF_A_REQUEST, OF_SERVER
 from airflow_provider_cdc.sources.mysql.checks.context import RequestContext, ServerContext
-from airflow_provider_cdc.sources.mysql.checks.replicas import is_read_on_replicas
+from airflow_provider_cdc.sources.mysql.checks.replica_tables import is_read_on_replicas
 from airflow_provider_cdc.sources.mysql.server.server import durability_warnings, naming_blockers
 from airflow_provider_cdc.sources.mysql.server.session import session
+from airflow_provider_cdc.sources.mysql.steps.log_server import problems_of_log_server
 from airflow_provider_cdc.sources.mysql.steps.replica_reads import replica_problems
 from airflow_provider_cdc.sources.mysql.tables.cascades import parents_of, with_parents
 from airflow_provider_cdc.sources.mysql.tables.identity import identity_warnings
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables, resolve
 from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, Family, unsupported
-from airflow_provider_cdc.sources.replicas import LOG_ON_SOURCE, planned_where
+from airflow_provider_cdc.sources.replicas import planned_where
 
 _log = logging.getLogger(__name__)
 
@@ -58,10 +59,10 @@ def preflight(
                 for plan, table in zip(context.plans, context.tables, strict=True)
             ]
         problems = problems_of(OF_A_REQUEST, Moment.PREFLIGHT, context)
-        if settings.log_server is not None:
-            problems.append(LOG_ON_SOURCE)
         if settings.replicas and not problems:
             problems = replica_problems(settings, connection, context.tables, context.plans)
+        if settings.log_server is not None and not problems:
+            problems = problems_of_log_server(settings, connection, context.tables)
         warnings = [*durability_warnings(connection), *identity_warnings(connection)]
     if problems:
         raise PreflightError(problems)

@@ -24,22 +24,21 @@ from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import ExactnessError, Problem, SourceUnavailable
 from airflow_provider_cdc.sources.api.source import ChunkReader, ConnectionSettings, ReplicaRead
+from airflow_provider_cdc.sources.mysql.checks.replica_tables import differences_of_tables, is_read_on_replicas
 from airflow_provider_cdc.sources.mysql.checks.replicas import (
     COMPARED,
     REPLICAS,
     ReplicaContext,
-    differences_of_tables,
     errant_transactions,
     interventions,
-    is_read_on_replicas,
 )
-from airflow_provider_cdc.sources.mysql.server.server import executed, replica_status, shown, started
+from airflow_provider_cdc.sources.mysql.server.replication import has_executed, wait_until_executed
+from airflow_provider_cdc.sources.mysql.server.server import executed, shown, started
 from airflow_provider_cdc.sources.mysql.server.session import Connection, RunSettings, session, value
 from airflow_provider_cdc.sources.mysql.steps.chunk_reader import Held, TableReader
 from airflow_provider_cdc.sources.replicas import name_of, raise_problems, session_on_replica
 from airflow_provider_cdc.sources.session import Kept, session_of
 
-_SLICE_SECONDS = 10.0
 _SOURCE_SECONDS = 60.0
 """How long the source may take to finish commits that a replica has already shown. With semisynchronous replication,
 these commits wait for acknowledgements."""
@@ -155,7 +154,7 @@ class ReplicaSession:
             raise_problems(
                 [Problem(f"replica {name_of(self.replica)}", errant_transactions(errant), "build the replica anew")]
             )
-        return _has(source, found, 1.0)
+        return has_executed(source, found, 1.0)
 
 
 @contextmanager
@@ -211,31 +210,11 @@ def _open(settings: RunSettings, wait_seconds: float) -> Iterator[ReplicaSession
             before = interventions(connection)
             opened.check_replica(Moment.EACH_SESSION, source)
             opened.before = before
-        began = time.monotonic()
-        while not _has(connection, settings.position, min(wait_seconds, _SLICE_SECONDS)):
-            if time.monotonic() - began > wait_seconds:
-                missing = settings.position - executed(connection)
-                raise SourceUnavailable(
-                    f"the replica has lagged behind the run's position for {wait_seconds:.0f} s: it lacks "
-                    f"{str(missing)[:200]}{_obstacles(connection)}",
-                    where=f"replica {name_of(replica)}",
-                    hint="find out why the replica lags (SHOW REPLICA STATUS), or raise `Read.replica_wait_seconds`",
-                )
-        opened.waited = time.monotonic() - began
+        where = f"replica {name_of(replica)}"
+        opened.waited = wait_until_executed(
+            connection, lambda: settings.position, wait_seconds, where, "the run's position"
+        )
         yield opened
-
-
-def _has(connection: Connection, position: GtidSet, seconds: float) -> bool:
-    """Wait until the server has executed the position, for some seconds at most."""
-    return int(value(connection, "WAIT_FOR_EXECUTED_GTID_SET(%s, %s)", (str(position), seconds))) == 0
-
-
-def _obstacles(connection: Connection) -> str:
-    """Describe what keeps a replica behind its source: threads that do not run, errors, and a delay."""
-    harmless = {"Replica_IO_Running": "Yes", "Replica_SQL_Running": "Yes", "SQL_Delay": "0"}
-    names = (*harmless, "Last_IO_Error", "Last_SQL_Error")
-    found = [(name, str(channel[name])) for channel in replica_status(connection) for name in names]
-    return "".join(f"; {name}: {text[:300]}" for name, text in found if text != harmless.get(name, ""))
 
 
 def replica_problems(

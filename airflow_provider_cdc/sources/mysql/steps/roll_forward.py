@@ -21,15 +21,17 @@ from airflow_provider_cdc.errors import CdcError, ConfigurationError, ExactnessE
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.checks.past import REPLICATED, PositionContext
 from airflow_provider_cdc.sources.mysql.log import walk_state
+from airflow_provider_cdc.sources.mysql.log.prefixes import prefix_of
 from airflow_provider_cdc.sources.mysql.log.statement_writes import check_writes
 from airflow_provider_cdc.sources.mysql.log.statements.column_changes import NotCarried, PlacedChanges, evolution
 from airflow_provider_cdc.sources.mysql.log.survey import LogFacts, refused, survey
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace
+from airflow_provider_cdc.sources.mysql.server.replication import end_of_shown, log_settings
 from airflow_provider_cdc.sources.mysql.server.session import Connection, session, value
 from airflow_provider_cdc.sources.mysql.steps.check_identity import check_identity
-from airflow_provider_cdc.sources.mysql.steps.past import resolve
-from airflow_provider_cdc.sources.mysql.steps.takeover import as_here, replaced_on, take_over
+from airflow_provider_cdc.sources.mysql.steps.positions import resolve
+from airflow_provider_cdc.sources.mysql.steps.takeover import as_here, continued_log, replaced_on, take_over
 from airflow_provider_cdc.sources.mysql.tables.schema import difference, read_tables
 
 _DIFFERENCES = (
@@ -51,16 +53,21 @@ def refusals_since(
         taken = take_over(settings, connection, facts, start)
         if taken is not None:
             facts, tables = taken.facts, as_here(connection, tables)
+        facts = continued_log(settings, connection, facts, start)
         check_identity(settings, connection, facts, start, Moment.ROLL_FORWARD)
         context = PositionContext(connection, position=start)
         if problems := problems_of(REPLICATED, Moment.ROLL_FORWARD, context):
             raise ExactnessError(problems[0].what, where=problems[0].where, hint=problems[0].hint)
-        end, after = None, start
+        until, after = None, start
         if to is not None:
             prefix = resolve(settings, to).prefix
             if not start <= prefix.position:
                 return dict.fromkeys((table.name for table in tables), "the copy is at a later position")
-            end, after = prefix.place, prefix.position
+            until, after = prefix.place, prefix.position
+        log = log_settings(settings)
+        # Without a log server, the present end of the log is read when the log is searched.
+        now_ends = None if settings.log_server is None else end_of_shown(settings, connection)
+        end = until if until is None or settings.log_server is None else prefix_of(log, after).place
         refused = {table.name: why for table in tables if (why := reason_not_logged(table))}
         fit = [table for table in tables if table.name not in refused]
         now = {table.name: table for table in read_tables(connection, [table.name for table in fit])}
@@ -68,15 +75,17 @@ def refusals_since(
         if evolutions is None:
             refused |= {name: f"since the copy {why}" for name, why in differences.items() if why}
         fit = [table for table in fit if table.name not in refused]
-        if _logs_differences(connection):
+        with session(log) as of_log:
+            logs_differences = _logs_differences(of_log)
+        if logs_differences:
             columns = {table.name: (*table.columns, *now[table.name].columns) for table in fit}
             documents = [table for table in fit if any(column.type == "json" for column in columns[table.name])]
             refused |= {table.name: _DIFFERENCES for table in documents}
             fit = [table for table in fit if table.name not in refused]
-        begin = facts.place
+        begin = facts.of_log.place
         changes: dict[TableName, list[PlacedChanges]] = {}
         carried = None if evolutions is None else changes
-        refused |= _broken(settings, begin, start, end, fit, carried) if fit else {}
+        refused |= _broken(log, begin, start, end or now_ends, fit, carried) if fit else {}
         fit = [table for table in fit if table.name not in refused]
         if evolutions is not None:
             altered = {table.name: table for table in fit if table.name in changes or differences[table.name]}
@@ -91,15 +100,15 @@ def refusals_since(
                 for name, table in altered.items()
                 if name not in refused
             ]
-            refused |= _broken(settings, begin, start, end, evolved) if evolved else {}
+            refused |= _broken(log, begin, start, end or now_ends, evolved) if evolved else {}
             if end is not None and (evolved := [table for table in evolved if table.name not in refused]):
                 # The present columns tell the columns at the position only if no later statement changed them.
                 now_same = [replace(table, eras=()) for table in evolved]
-                refused |= _broken(settings, end, after, None, now_same)
+                refused |= _broken(log, end, after, now_ends, now_same)
         # Check for replaced tables last. If a logged statement replaced a table, the search of the log has already
         # found the statement and named it in the reason.
         fit = [table for table in fit if table.name not in refused]
-        replaced = replaced_on(taken, settings, connection, begin, fit, end)
+        replaced = replaced_on(taken, settings, connection, facts.place, fit, until)
         return refused | {name: f"since the copy {why}" for name, why in replaced.items()}
 
 

@@ -28,6 +28,7 @@ from airflow_provider_cdc.sources.mysql.server.session import (
     session,
 )
 from airflow_provider_cdc.sources.mysql.steps.chunk_reader import table_lock
+from airflow_provider_cdc.sources.mysql.steps.log_server import begin_log, check_definitions
 from airflow_provider_cdc.sources.mysql.tables.identity import read_identities, with_identities
 from airflow_provider_cdc.sources.mysql.tables.partitions import with_known_at_position, with_same_identity
 from airflow_provider_cdc.sources.mysql.tables.schema import naming_missing_tables, read_tables
@@ -53,7 +54,7 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
     locked = [plan.table for plan in plans if plan.locked]
     with session(settings) as connection:
         # Read the settings before the position, so that a later comparison finds changed settings.
-        server_identity = identity(settings, connection)
+        server_identity = replace(identity(settings, connection), log_server=begin_log(settings, connection))
         if problems := problems_of(SETTINGS, Moment.EACH_STEP, ServerContext(connection)):
             raise PreflightError(problems)
         # Read the table identities after the place in the log and before the position. Then a later comparison finds
@@ -74,6 +75,8 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
         tables = with_identities(connection, context.tables, identities)
         unaltered = partial(with_same_identity, connection, identities)
         tables = with_known_at_position(connection, tables, plans, unaltered)
+        if not problems:
+            check_definitions(settings, connection, tables)
     if problems:
         raise PreflightError(problems)
     return InitialPoint(position, server_identity.recorded(), tables, lock_seconds)

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from airflow_provider_cdc.core.checks import Moment, problems_of
 from airflow_provider_cdc.core.options.run import FULL, StepOptions
 from airflow_provider_cdc.core.positions.facts import Finding, HistoryRelation, Trace
 from airflow_provider_cdc.core.positions.gtid import GtidSet
@@ -24,15 +23,17 @@ from airflow_provider_cdc.core.tables.table import KNOWN_AT_POSITION, Table, Tab
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import ExactnessError, LogGone, PositionError, SchemaChanged, SourceReplaced
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
-from airflow_provider_cdc.sources.mysql.checks.past import REPLICATED, SINCE, Past, PastContext
+from airflow_provider_cdc.sources.mysql.checks.past import Past
 from airflow_provider_cdc.sources.mysql.log.replaced import made_since, replaced_since
 from airflow_provider_cdc.sources.mysql.server import commit_times, log_history
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.log_history import LogMark, LogPlace, mark_of
 from airflow_provider_cdc.sources.mysql.server.privileges import Privileges
-from airflow_provider_cdc.sources.mysql.server.server import filter_grants, replication_filters, state
+from airflow_provider_cdc.sources.mysql.server.replication import log_session
+from airflow_provider_cdc.sources.mysql.server.server import executed, filter_grants, replication_filters, state
 from airflow_provider_cdc.sources.mysql.server.session import Connection, RunSettings, session, value
-from airflow_provider_cdc.sources.mysql.steps.past import resolve
+from airflow_provider_cdc.sources.mysql.steps.log_server import continued_log as continued_log
+from airflow_provider_cdc.sources.mysql.steps.positions import since_position
 from airflow_provider_cdc.sources.mysql.tables.cascades import with_parents
 
 _FAILS = "a run in progress fails"
@@ -84,15 +85,14 @@ def take_over(
     if relation.relation is HistoryRelation.UNKNOWN:
         raise LogGone(f"{found}: {relation.why}", where=settings.address, hint=_ANEW)
     try:
-        past = resolve(own, position)
+        past, problems = since_position(own, connection, position)
     except SourceReplaced as error:
         raise SourceReplaced(
             f"{found}, and has transactions of its own among those of the position: {error.message}",
             where=settings.address,
             hint=f"{_ANEW}; do not write on a replica before it takes over",
         ) from error
-    context = PastContext(connection, position=position, settings=own, past=past, tables=())
-    if problems := problems_of((*REPLICATED, *SINCE), Moment.POSITION_FIXED, context):
+    if problems:
         what = "; ".join(f"{problem.where} {problem.what}" for problem in problems)
         raise ExactnessError(f"{found}, and since the position: {what}", where=settings.address, hint=_ANEW)
     _check_filters(settings, connection, found)
@@ -124,11 +124,9 @@ def continued(
     """Implements `Starts.take_over`."""
     with session(settings) as connection:
         taken = take_over(settings, connection, facts, position)
-        if taken is None:
-            return facts
-        for name, why in taken.replaced(connection, tables).items():
+        for name, why in (taken.replaced(connection, tables) if taken is not None else {}).items():
             raise SchemaChanged(why, where=str(name), hint=_ANEW)
-        return taken.facts
+        return continued_log(settings, connection, facts if taken is None else taken.facts, position)
 
 
 def as_here(connection: Connection, tables: Sequence[Table]) -> tuple[Table, ...]:
@@ -143,12 +141,23 @@ def relations(settings: RunSettings, connection: Connection, traces: Sequence[Tr
     found = []
     for trace in traces:
         if trace.server in ("", settings.server_uuid):
-            found += log_history.relations(settings, connection, [trace])
+            (finding,) = log_history.relations(settings, connection, [trace])
+            if finding.relation is HistoryRelation.UNKNOWN and settings.log_server is not None:
+                finding = _relation_in_log(settings, trace) or finding
+            found.append(finding)
         elif isinstance(trace.position, GtidSet):
             found.append(_relation(settings, connection, trace.position, trace.mark))
         else:
             found.append(Finding(HistoryRelation.UNKNOWN, "the copy does not record its position"))
     return found
+
+
+def _relation_in_log(settings: RunSettings, trace: Trace) -> Finding | None:
+    """Return the relation according to the server from which the log is read, which has the history of the source."""
+    with log_session(settings) as (here, connection):
+        if not isinstance(trace.position, GtidSet) or not trace.position <= executed(connection):
+            return None
+        return _relation(here, connection, trace.position, trace.mark)
 
 
 def _check_filters(settings: ConnectionSettings, connection: Connection, found: str) -> None:

@@ -27,7 +27,6 @@ from airflow_provider_cdc.sources.postgres.server.session import Connection, que
 from airflow_provider_cdc.sources.postgres.slots import publications, slots, waits
 from airflow_provider_cdc.sources.postgres.slots.publications import warn_of_harm
 from airflow_provider_cdc.sources.postgres.steps.standby_reads import planned_on_standbys, standby_problems
-from airflow_provider_cdc.sources.replicas import LOG_ON_SOURCE
 
 # Logs warnings during preflight, about settings that make a run costly, versions with defects, and unused slots.
 
@@ -217,9 +216,7 @@ def preflight(
             may_publish=not found.missing_of_tables,
         )
         problems = problems_of(OF_A_REQUEST, Moment.PREFLIGHT, context) + problems_of_tables
-        if settings.log_server is not None:
-            problems.append(LOG_ON_SOURCE)
-        if settings.replicas and not problems:
+        if not problems:
             problems = standby_problems(settings, connection)
         if publication:
             read_catalog(connection, lambda catalog: warn_of_harm(catalog, publication, context.logged))

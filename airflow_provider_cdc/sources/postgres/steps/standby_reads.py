@@ -39,7 +39,14 @@ from airflow_provider_cdc.sources.postgres.server import server, session_setup
 from airflow_provider_cdc.sources.postgres.server.session import Connection, mapped_errors, query, session
 from airflow_provider_cdc.sources.postgres.slots import waits
 from airflow_provider_cdc.sources.postgres.steps.chunk_reader import TableReader
-from airflow_provider_cdc.sources.replicas import REMOVE, name_of, planned_where, raise_problems, session_on_replica
+from airflow_provider_cdc.sources.replicas import (
+    LOG_ON_SOURCE,
+    REMOVE,
+    name_of,
+    planned_where,
+    raise_problems,
+    session_on_replica,
+)
 from airflow_provider_cdc.sources.session import Kept, session_of
 
 if TYPE_CHECKING:
@@ -286,6 +293,10 @@ def standby_problems(settings: ConnectionSettings, source: Connection) -> list[P
     :param source: a session of the source.
     :raises SourceUnavailable: a standby cannot be reached.
     """
+    if settings.log_server is not None:
+        return [LOG_ON_SOURCE]
+    if not settings.replicas:
+        return []
     facts = server.identity(source)
     problems: list[Problem] = []
     for standby in settings.replicas:

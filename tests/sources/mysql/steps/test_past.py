@@ -29,7 +29,8 @@ from airflow_provider_cdc.sources.mysql.checks.past import SINCE, STATEMENTS, Pa
 from airflow_provider_cdc.sources.mysql.log.prefixes import Prefix, prefix_at
 from airflow_provider_cdc.sources.mysql.server import log_protocol
 from airflow_provider_cdc.sources.mysql.server.session import session
-from airflow_provider_cdc.sources.mysql.steps.past import resolve, wait_until_visible
+from airflow_provider_cdc.sources.mysql.steps.past import wait_until_visible
+from airflow_provider_cdc.sources.mysql.steps.positions import resolve
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables
 from harness.mysql_server import MysqlServer
 from tests.conftest import MysqlFactory
