@@ -311,7 +311,12 @@ def ask(reading: Reading, sql: str) -> list[tuple[str | None, ...]]:
     """Return the rows of a query whose columns are all text."""
     if isinstance(reading, CopyStream):
         return reading.ask(sql)
-    return [tuple(row.values()) for batch in session.read(reading, sql) for row in batch.to_pylist()]
+    # Several columns may have the same name.
+    return [
+        row
+        for batch in session.read(reading, sql)
+        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)
+    ]
 
 
 @contextmanager
