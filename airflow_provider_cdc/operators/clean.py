@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 from airflow_provider_cdc.core.liveness import StateOf, no_airflow
 from airflow_provider_cdc.core.options.declare import declared_in, made_of
 from airflow_provider_cdc.core.options.lake import CleanOptions
+from airflow_provider_cdc.core.options.run import LogOptions, StepOptions
 from airflow_provider_cdc.core.storage.uri import lake_of
 from airflow_provider_cdc.errors import PreflightError
-from airflow_provider_cdc.hooks import open_hook
+from airflow_provider_cdc.hooks import open_source_with_replicas
 from airflow_provider_cdc.hooks.storage import accessing_storage
 from airflow_provider_cdc.operators.arguments.options import Allowed
 from airflow_provider_cdc.operators.arguments.types import TaskArguments
@@ -47,6 +48,7 @@ class CleanOperator(TargetOperator):
     :param target: the target of the runs. ``{source}`` in the URI stands for ``source_conn_id``.
     :param scratch: the ``scratch`` of the runs. Empty: ``_runs`` in the target.
     :param storage_conn_id: connection to the object store, as the runs have it.
+    :param log_conn_id: PostgreSQL: connection to the standby from which the runs read the log (`Read.log_conn_id`).
     :param days: days for which the files of a failed DAG run stay after the last write, because its tasks may still be
         cleared. If Airflow does not know the DAG run, its files stay for at least 7 days.
     :param dry_run: remove nothing.
@@ -54,7 +56,9 @@ class CleanOperator(TargetOperator):
     :param targets: the allowed targets, as for `PreflightOperator`.
     """
 
-    template_fields: Sequence[str] = ("source_conn_id", "target", "scratch", "storage_conn_id", "days", "dry_run")
+    template_fields: Sequence[str] = (
+        *("source_conn_id", "log_conn_id", "target", "scratch", "storage_conn_id", "days", "dry_run"),
+    )
 
     def __init__(
         self,
@@ -63,6 +67,7 @@ class CleanOperator(TargetOperator):
         target: str,
         scratch: str = "",
         storage_conn_id: str = "",
+        log_conn_id: str = "",
         days: int | str = 7,
         dry_run: bool | str = False,
         source_conn_ids: Sequence[str] | None = None,
@@ -76,6 +81,7 @@ class CleanOperator(TargetOperator):
         self.target = target
         self.scratch = scratch
         self.storage_conn_id = storage_conn_id
+        self.log_conn_id = log_conn_id
         self.days: Any = days
         # Airflow's operators have a method of this name, which only ``airflow tasks test --dry-run`` calls.
         self.dry_run: Any = dry_run
@@ -85,7 +91,7 @@ class CleanOperator(TargetOperator):
     @accessing_storage
     def execute(self, context: Context) -> dict[str, Any]:
         options = checked_clean({name: getattr(self, name) for name in self.template_fields})
-        self.allowed.check(options.source_conn_id, options.target, options.scratch)
+        self.allowed.check(options.source_conn_id, options.target, options.scratch, log_conn_id=options.log_conn_id)
         report = cleaner_of(options, state_in(context["ti"])).clean(dry_run=options.dry_run)
         self.log.info("%s", "\n".join(report.lines()))
         outputs = report.data()
@@ -123,7 +129,7 @@ def cleaner_of(options: CleanOptions, state_of: StateOf = no_airflow) -> Cleaner
     return Cleaner(
         Storage(lake),
         Storage(scratch_for(options.scratch, options.source_conn_id, lake)),
-        open_hook(options.source_conn_id).get_conn(),
+        open_source_with_replicas(options.source_conn_id, StepOptions(log=LogOptions(conn_id=options.log_conn_id))),
         options.source_conn_id,
         lambda manifest: open_sink(
             lake_settings(manifest.options.lake, manifest.source_conn_id), Storage(manifest.lake)

@@ -7,15 +7,19 @@ import logging
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowTaskTimeout
 
 from airflow_provider_cdc.compat import is_over, supervisor_channel
+from airflow_provider_cdc.core.options.run import LogOptions, StepOptions
 from airflow_provider_cdc.core.run.release import release as release_what_is_kept
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.uri import lake_of
-from airflow_provider_cdc.hooks import open_hook
+from airflow_provider_cdc.hooks import settings_with_replicas
 from airflow_provider_cdc.hooks.storage import conn_id_of, storage_access
 from airflow_provider_cdc.operators.arguments.templates import RendersClearly
 from airflow_provider_cdc.operators.base import (
@@ -145,9 +149,22 @@ class ReleaseOfRun:
             run_id = run_id_for(context["dag_run"], task.task_id, lake, map_index)
             with storage_access(storage_conn_id):
                 run = run_folder(scratch_for(scratch, source_conn_id, lake), run_id)
-                task.give_up(run, open_hook(source_conn_id).settings())
+                task.give_up(run, _settings(task, source_conn_id, run, context))
         except Exception as error:
             _log.warning("Could not drop the replication slot and publication of this run: %s", error)
+
+
+def _settings(task: Any, source_conn_id: str, run: Storage, context: Context) -> ConnectionSettings:
+    """Return the settings of the source of a run, with those of the server that may have its slot."""
+    log_options = LogOptions()
+    if Run.exists(run):
+        log_options = Run.load(run).manifest.options.log
+    elif getattr(task, "options", None):
+        # The task was killed before it recorded the run. If the XCom cannot be read here, a slot on a standby stays.
+        with suppress(Exception):
+            rendered = task.render_template(task.options, context)
+            log_options = records.decode(StepOptions, rendered, "XCom options of preflight").log
+    return settings_with_replicas(source_conn_id, StepOptions(log=log_options))
 
 
 class _Instance:
@@ -208,4 +225,4 @@ def _release(task: Any, context: Context) -> None:
     else:
         lake = lake_of(task.target, task.source_conn_id)
         run = run_folder(scratch_for(task.scratch, task.source_conn_id, lake), run_id_of(context, lake))
-    task.give_up(run, open_hook(task.source_conn_id).settings())
+    task.give_up(run, _settings(task, task.source_conn_id, run, context))

@@ -16,11 +16,6 @@ from airflow_provider_cdc.sources.api.source import ConnectionSettings
 Session = TypeVar("Session")
 
 REMOVE = "remove it from `Read.read_conn_ids`"
-LOG_ON_SOURCE = Problem(
-    "parameter log_conn_id (Read.log_conn_id)",
-    "the log of this kind of source is read from the source itself",
-    "leave it empty",
-)
 _turns = count()
 
 

@@ -65,6 +65,13 @@ class CleanOptions:
         help="Connection to the source, as the runs have it. Runs with another connection are not examined.",
         example="text such as cdc_mysql",
     )
+    log_conn_id: str = option(
+        "",
+        accepts=CONNECTION_OR_EMPTY,
+        help="PostgreSQL: connection to the standby from which the runs read the log (`Read.log_conn_id`). It has the "
+        "slots of these runs. Empty: the log is read from the source.",
+        example="text such as cdc_standby",
+    )
     target: str = option(
         accepts=URI,
         secret=True,

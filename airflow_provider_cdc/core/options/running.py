@@ -175,7 +175,8 @@ class Read(Declaration):
         title="Read the log from a replica",
         help="Connection to a replica of the source, from which the log is read. The position, the end of the log that "
         "the run needs, and the checks come from `source_conn_id`. The replica may lag behind: the run waits until it "
-        "has what the run needs. It may be one of `read_conn_ids`. Empty: the log is read from the source.",
+        "has what the run needs. It may be one of `read_conn_ids`. PostgreSQL: a hot standby, of version 16 or later; "
+        "`standing_slot` must be empty. Empty: the log is read from the source.",
         example="text such as cdc_replica_1",
     )
     replica_wait_seconds: int | Template = option(

@@ -21,7 +21,17 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.options.run import LockPolicy
-from airflow_provider_cdc.errors import ExactnessError, PreflightError, SourceUnavailable
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.errors import (
+    ConfigurationError,
+    ExactnessError,
+    LogGone,
+    PreflightError,
+    SourceUnavailable,
+)
+from airflow_provider_cdc.jobs.runtime.step import Step
+from airflow_provider_cdc.jobs.spool import Spooler
+from airflow_provider_cdc.sources.api.registry import open_source
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_recovery import PostgresRecovery
 from harness.postgres_server import PostgresServer
@@ -36,6 +46,7 @@ from tests.soon import soon
 LONG = pytest.mark.long
 ROWS = 400
 OPTIONS = {"fsync": "on", "full_page_writes": "on", "wal_retrieve_retry_interval": "100ms"}
+FEEDBACK = {"hot_standby_feedback": "on"}
 Rows = dict[str, Counter[tuple[Any, ...]]]
 
 
@@ -45,7 +56,7 @@ class Standbys:
     def __init__(self, primary: PostgresServer, spark: SparkSession, folder: Path, stack: ExitStack) -> None:
         self.primary, self.spark, self.folder, self.stack = primary, spark, folder, stack
         self.pool = stack.enter_context(ThreadPoolExecutor(1))
-        self.number = 0
+        self.number, self.run_id = 0, ""
         self.do(
             "CREATE TYPE mood AS ENUM ('sad', 'glad')",
             "CREATE TABLE stock (id int PRIMARY KEY, note text, mood mood)",
@@ -82,12 +93,23 @@ class Standbys:
 
         soon(state, [("paused",)])
 
-    def run(self, *standbys: PostgresServer | Proxy, **more: Any) -> Pipeline:
+    def run(
+        self,
+        *standbys: PostgresServer | Proxy,
+        log: PostgresServer | Proxy | None = None,
+        of: PostgresServer | Proxy | None = None,
+        **more: Any,
+    ) -> Pipeline:
         self.number += 1
+        self.run_id = f"202602{self.number:02}T000000Z-00000000"
         own = settings_of(self.primary)
-        settings = replace(own, replicas=tuple(replace(own, host=one.host, port=one.port) for one in standbys))
-        target, run_id = (self.folder / "lake").as_uri(), f"202602{self.number:02}T000000Z-00000000"
-        run = Pipeline(self.spark, settings, target, ["public.*"], run_id=run_id, spool="off", **more)
+        replicas = tuple(replace(own, host=one.host, port=one.port) for one in standbys)
+        log_server = replace(own, host=log.host, port=log.port) if log is not None else None
+        settings = replace(own, port=(of or self.primary).port, replicas=replicas, log_server=log_server)
+        target = (self.folder / "lake").as_uri()
+        # The log of money is read on the source only.
+        tables = ["public.*", *(["!public.prices"] if log else [])]
+        run = Pipeline(self.spark, settings, target, tables, run_id=self.run_id, **{"spool": "off", **more})
         run.preflight()
         return run
 
@@ -116,8 +138,19 @@ class Standbys:
         result = (self.snapshot(run) if reads is None else reads).result()
         run.extract_delta()
         tables = run.consolidate()["published"]
-        assert {name: Counter(published(uri)[1]) for name, uri in tables.items()} == (expected or self.rows())
+        expected = expected or self.rows()
+        assert {name: Counter(published(uri)[1]) for name, uri in tables.items()} == {
+            str(plan.table): expected[str(plan.table)] for plan in run.plans
+        }
         return result["replicas"]
+
+    def publish(self, run: Pipeline) -> Rows:
+        return {name: Counter(published(uri)[1]) for name, uri in run.consolidate()["published"].items()}
+
+    def slots(self, *servers: PostgresServer) -> list[str]:
+        """The slots of runs on the source and on other servers."""
+        sql = "SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE 'cdc%'"
+        return [name for server in (self.primary, *servers) for (name,) in server.query(sql)]
 
     def write(self, note: str, server: PostgresServer | None = None) -> None:
         self.do(
@@ -177,10 +210,11 @@ def test_reads_wait_for_a_lagging_standby_and_changes_that_it_shows_are_undone(p
 
 @LONG
 def test_what_is_touched_meanwhile_is_read_again_on_the_source(pair: Standbys) -> None:
-    standby = pair.standby()
+    """The touched keys are found in the log of another standby, which lags."""
+    standby, lagging = pair.standby(), pair.standby(None, **FEEDBACK)
     pair.do("ALTER TABLE stock REPLICA IDENTITY DEFAULT")
     with Proxy(standby.port) as name:
-        run = pair.run(name, chunk_rows=20)
+        run = pair.run(name, log=lagging, chunk_rows=20)
         assert {plan.table.name: plan.consistency for plan in run.plans}["stock"] == "again"
         run.lock_and_record()
         statements = count()
@@ -190,9 +224,176 @@ def test_what_is_touched_meanwhile_is_read_again_on_the_source(pair: Standbys) -
                 pair.write("while tables are read")
 
         name.meanwhile = meanwhile
+        pair.pause(lagging)
         reads = pair.snapshot(run)
+        soon(lambda: pair.waits(lagging), True)
+        lagging.query("SELECT pg_wal_replay_resume()")
         assert reads.result()["keys_again"] > 0
         assert pair.end(run, None, reads)
+
+
+@pytest.mark.slow
+def test_the_log_is_read_from_a_slot_on_a_lagging_standby(pair: Standbys) -> None:
+    """The standby has less of the log than the run needs, when the position is fixed and when the log is read."""
+    standby = pair.standby(None, **FEEDBACK)
+    run = pair.run(log=standby)
+    pair.pause(standby)
+    begun = pair.pool.submit(pair.begin, run)
+    soon(lambda: pair.waits(standby), True)
+    standby.query("SELECT pg_wal_replay_resume()")
+    expected = begun.result()
+    pair.pause(standby)
+    pair.write("after")
+    run.snapshot()
+    ended = pair.pool.submit(run.extract_delta)
+    soon(lambda: pair.waits(standby), True)
+    standby.query("SELECT pg_wal_replay_resume()")
+    ended.result()
+    copies = pair.publish(run)
+    assert copies == {name: expected[name] for name in copies}
+    assert pair.slots(standby) == []
+
+
+@LONG
+@pytest.mark.parametrize("pair", [one for one in VERSIONS if one >= 16], indirect=True)
+@pytest.mark.parametrize("how", ["crash", "restart", "promote", "lose"])
+def test_the_standby_with_the_slot_goes_away_in_mid_run(how: str, pair: Standbys) -> None:
+    standby = pair.standby(None, **FEEDBACK)
+    run = pair.run(log=standby)
+    expected = pair.begin(run)
+    pair.write("after")
+    reads = run.snapshot()
+    assert reads
+    if how == "crash":
+        standby.crash()
+    elif how == "restart":
+        standby.stop()
+        standby.restart({})
+    elif how == "promote":
+        pair.do("SELECT pg_promote()", server=standby)
+        pair.write("promoted", standby)
+    else:
+        standby.stop()
+        standby.restart({"hot_standby_feedback": "off"})
+        pair.do("CREATE TABLE gone (id int)", "DROP TABLE gone", "VACUUM pg_class, pg_attribute, pg_type")
+        soon(lambda: standby.query("SELECT wal_status FROM pg_replication_slots"), [("lost",)])
+    if how in ("promote", "lose"):
+        what = {"promote": "it was promoted", "lose": "removed log|lost its log|hot_standby_feedback"}[how]
+        with pytest.raises((ExactnessError, LogGone), match=what):
+            run.extract_delta()
+        run.release()
+        assert pair.slots(standby) == []
+        return
+    run.extract_delta()
+    copies = pair.publish(run)
+    assert copies == {name: expected[name] for name in copies}
+
+
+@pytest.mark.slow
+def test_slots_on_a_standby_that_killed_attempts_left_are_dropped(pair: Standbys) -> None:
+    """Two attempts are killed before they record their slots."""
+    standby = pair.standby(None, **FEEDBACK)
+    run = pair.run(log=standby)
+    for _ in range(2):
+        run.source.record_initial(run.plans, LockPolicy(), pair.run_id)
+    assert len(pair.slots(standby)) == 4
+    expected = pair.begin(run)
+    assert len(pair.slots(standby)) == 2
+    # Who does not know the standby drops nothing, so that the slot is found later.
+    of_source = open_source(settings_of(pair.primary))
+    with pytest.raises(ConfigurationError, match="the run's slot is on a standby"):
+        of_source.release(pair.run_id)
+    assert {("is on a standby" in of_source.drop_unused(one)) for one in of_source.kept_objects([])} == {True}
+    assert pair.end(run, expected) == {}
+    assert pair.slots(standby) == []
+    run.source.record_initial(run.plans, LockPolicy(), pair.run_id)
+    assert [run.source.drop_unused(one) for one in run.source.kept_objects([])] == ["", ""]
+    assert pair.slots(standby) == []
+
+
+@pytest.mark.slow
+def test_a_standby_that_cannot_keep_the_log_is_refused(pair: Standbys) -> None:
+    standby = pair.standby(None, wal_level="replica", max_replication_slots="1", hot_standby_feedback="off")
+    own = settings_of(pair.primary)
+    source = open_source(replace(own, log_server=replace(own, port=standby.port)))
+    with pytest.raises(PreflightError) as refused:
+        source.preflight(["public.*"])
+    for what in (
+        "wal_level is replica",
+        "hot_standby_feedback is off",
+        "max_replication_slots is 1",
+        "public.prices: the log of price can be read only on the source",
+    ):
+        assert what in str(refused.value)
+    with pytest.raises(PreflightError, match="it is no standby"):
+        pair.run(log=pair.primary)
+    fit = pair.standby(None, **FEEDBACK)
+    with pytest.raises(PreflightError, match="the standing slot is on the source"):
+        pair.run(log=fit, standing_slot="nightly")
+    assert pair.slots(standby, fit) == []
+
+
+@LONG
+def test_a_standby_without_logical_slots_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    if VERSIONS[0] >= 16:
+        pytest.skip("no PostgreSQL 15")
+    with ExitStack() as stack:
+        pair = Standbys(stack.enter_context(primary_of(15, **OPTIONS)), spark, tmp_path, stack)
+        with pytest.raises(PreflightError, match="no logical replication slots on standbys"):
+            pair.run(log=pair.standby(None, **FEEDBACK))
+
+
+@pytest.mark.slow
+def test_a_copy_of_the_source_does_not_have_the_slot(pair: Standbys) -> None:
+    """A copy of the source's files has its identity and the run's publication. Reads on it do not count."""
+    standby = pair.standby(None, **FEEDBACK)
+    with Proxy(pair.primary.port) as name:
+        run = pair.run(log=standby, of=name)
+        pair.begin(run)
+        copy = pair.standby()
+        copy.stop()
+        (copy.data / "standby.signal").unlink()
+        copy.restart({})
+        (stock,) = [table for table in run.source.tables_of(run.plans) if table.name.name == "stock"]
+        manifest = Run.load(run.run).manifest
+        source = run.source.of_run(manifest.identity, manifest.initial)
+        name.target = copy.port
+        with (
+            pytest.raises(LogGone, match="copy of the server that never had the slot"),
+            source.reader(stock, "watermark", LockPolicy()),
+        ):
+            pass
+
+
+@LONG
+def test_a_run_with_pieces_of_the_log_of_a_standby_moves(pair: Standbys) -> None:
+    """A table is altered while tables are read, after pieces of the log were recorded and their log was given up."""
+    standby = pair.standby(None, **FEEDBACK)
+    with Proxy(standby.port) as name:
+        run = pair.run(name, log=standby, chunk_rows=20, spool="auto")
+        pair.begin(run)
+        begun = Run.load(run.run)
+        at = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots"
+        (position,) = standby.query(at)
+        source: Any = run.source
+        spooler = Spooler(Step(pair.spark, begun, source.of_run(begun.manifest.identity, begun.manifest.initial)))
+        for note in ("first piece", "second piece"):
+            pair.write(note)
+            assert spooler.take()
+        assert standby.query(at) != [position]
+        statements = count()
+
+        def alter() -> None:
+            if next(statements) == 12:
+                pair.write("third piece")
+                pair.do("ALTER TABLE visits ADD COLUMN more int")
+
+        name.meanwhile = alter
+        reads = pair.snapshot(run)
+        assert reads.result()
+        assert Run.load(run.run).generation == 2
+        pair.end(run, None, reads)
+    assert pair.slots(standby) == []
 
 
 @pytest.mark.slow
@@ -220,7 +421,7 @@ def test_what_is_no_standby_of_the_source_is_refused(pair: Standbys) -> None:
     copy.stop()
     (copy.data / "standby.signal").unlink()
     copy.restart({})
-    standby = pair.standby(copy)
+    standby = pair.standby(copy, **FEEDBACK)
     with Proxy(standby.port) as name:
         run = pair.run(name)
         expected = pair.begin(run)
@@ -229,8 +430,13 @@ def test_what_is_no_standby_of_the_source_is_refused(pair: Standbys) -> None:
         position = run.plans and pair.primary.query("SELECT pg_current_wal_flush_lsn()::text")[0][0]
         while copy.query("SELECT pg_current_wal_flush_lsn() <= %s::pg_lsn", (position,)) == [(True,)]:
             pair.do("SELECT pg_switch_wal()", "UPDATE visits SET note = note", server=copy)
-        with pytest.raises(ExactnessError, match="does not replay the log of the source"):
+        refused = pytest.raises(ExactnessError, match="does not replay the log of the source")
+        with refused:
             run.snapshot()
+        with refused:
+            pair.run(log=standby).lock_and_record()
+        # Only the first run has a slot.
+        assert len(pair.slots(standby, copy)) == 1
         # The same run goes on with a standby of the source.
         name.target = pair.standby().port
         assert pair.end(run, expected)
@@ -366,7 +572,7 @@ def test_a_conflict_with_the_replay_ends_a_read_and_the_part_is_read_again(pair:
 @pytest.mark.parametrize("seed", seeds())
 def test_random_writes_on_the_source_while_a_chain_of_standbys_is_read(seed: int, pair: Standbys) -> None:
     """A recovery to the position has the same rows. The second standby streams from the first; both lag."""
-    first = pair.standby(max_standby_streaming_delay="1s")
+    first = pair.standby(max_standby_streaming_delay="1s", hot_standby_feedback="on")
     second = pair.standby(first, hot_standby_feedback="on")
     more = ("stock_2", "stock_3", "stock_4")
     for name in more:
@@ -375,11 +581,13 @@ def test_random_writes_on_the_source_while_a_chain_of_standbys_is_read(seed: int
     oracle = pair.stack.enter_context(PostgresRecovery(pair.primary, directory))
     # A name that leads to both in turn.
     read = (pair.stack.enter_context(Name(first, second)),) if seed % 2 else (first, second)
-    run = pair.run(*read, chunk_rows=30, chunk_pause=0.02)
+    # From PostgreSQL 16 on, the log is read from the standby of the standby.
+    log = second if pair.primary.binaries.major >= 16 else None
+    run = pair.run(*read, log=log, chunk_rows=30, chunk_pause=0.02, spool="auto" if seed % 3 else "off")
     done = threading.Event()
 
     def write(number: int) -> None:
-        mine = random.Random(seed * 100 + number)
+        mine, moved = random.Random(seed * 100 + number), count()
         while not done.is_set():
             key, other = mine.randrange(2 * ROWS), mine.randrange(2 * ROWS)
             stock = mine.choice(("stock", *more))
@@ -389,7 +597,7 @@ def test_random_writes_on_the_source_while_a_chain_of_standbys_is_read(seed: int
                         f"UPDATE {stock} SET note = 'w{number} {other}' WHERE id BETWEEN {key} AND {key + 5}",
                         f"INSERT INTO {stock} VALUES ({key}, 'r') ON CONFLICT (id) DO UPDATE SET note = '{other}'",
                         f"DELETE FROM {stock} WHERE id IN ({key}, {other})",
-                        f"UPDATE {stock} SET id = {2 * ROWS + other * 3 + number} WHERE id = {key}",
+                        f"UPDATE {stock} SET id = {2 * ROWS + next(moved) * 3 + number} WHERE id = {key}",
                         f"INSERT INTO visits VALUES ({key}, 'v{number}')",
                         f"DELETE FROM visits WHERE id = {key}",
                         f"VACUUM {stock}",

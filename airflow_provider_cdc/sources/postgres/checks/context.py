@@ -33,10 +33,12 @@ class RunContext(ServerContext):
 
     :param expected: the facts that the run recorded.
     :param position: the position at which the run's slot was created.
+    :param log: a session of the server that has the run's slots.
     """
 
     expected: PostgresFacts
     position: Lsn
+    log: Connection
 
     @cached_property
     def identity(self) -> PostgresFacts:

@@ -48,9 +48,9 @@ def _slots(context: RunContext) -> Iterable[Problem]:
     # The run advances its slot at most to the end of the recorded chain of its pieces.
     expected, spooled = context.expected, context.expected.reached
     furthest = parse_log_end(spooled.end)[0] if spooled is not None else context.position
-    _check_slot(context.connection, expected.slot, context.position, furthest)
+    _check_slot(context.log, expected.slot, context.position, furthest)
     for start, name in expected.forward_slots.items():
-        _check_slot(context.connection, name, start, start)
+        _check_slot(context.log, name, start, start)
     return ()
 
 
@@ -103,7 +103,7 @@ def _check_slot(connection: Connection, name: str, initial: Lsn, furthest: Lsn) 
         raise LogGone(
             f"the server removed log that it had kept for the replication slot (wal_status: {slot.wal_status})",
             where=where,
-            hint=f"{hint}; raise {slot.limit} so that the server keeps the log until the run ends",
+            hint=f"{hint}; {slot.remedy}, so that the server keeps the log until the run ends",
         )
     if slot.confirmed is None or not initial <= slot.confirmed <= furthest:
         raise LogGone(

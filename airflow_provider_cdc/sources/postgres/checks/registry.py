@@ -9,7 +9,7 @@ from airflow_provider_cdc.core.checks import Check, Moment, Raised
 from airflow_provider_cdc.sources.postgres.checks.asked import OF_A_REQUEST, OF_TABLES
 from airflow_provider_cdc.sources.postgres.checks.history import HISTORY
 from airflow_provider_cdc.sources.postgres.checks.past import PAST
-from airflow_provider_cdc.sources.postgres.checks.standbys import READ_ON_STANDBYS, STANDBYS
+from airflow_provider_cdc.sources.postgres.checks.standbys import LOG_OF_STANDBYS, LOG_ON_STANDBY, READ_ON_STANDBYS
 
 # Declares the checks that sessions and readers make during a run, and the code that raises the error of each check.
 
@@ -167,7 +167,8 @@ CHECKS: tuple[Check[Any], ...] = (
     *OF_TABLES,
     *HISTORY,
     *PAST,
-    *STANDBYS,
+    *LOG_ON_STANDBY,
     *READ_ON_STANDBYS,
+    *LOG_OF_STANDBYS,
     *READERS,
 )

@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
+from functools import partial
 
 import psycopg
 import pyarrow as pa
@@ -21,6 +22,7 @@ from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, 
 from airflow_provider_cdc.sources.log.changes import LOG_BYTES
 from airflow_provider_cdc.sources.log.delta import NET_BYTES, delta_batches
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
+from airflow_provider_cdc.sources.postgres.decode.rows import ask
 from airflow_provider_cdc.sources.postgres.log import walk_state
 from airflow_provider_cdc.sources.postgres.log.walker import LogWalker
 from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
@@ -37,7 +39,9 @@ from airflow_provider_cdc.sources.postgres.server.session import (
     slot_errors,
     value,
 )
+from airflow_provider_cdc.sources.postgres.server.session_setup import of_log
 from airflow_provider_cdc.sources.postgres.slots import slots
+from airflow_provider_cdc.sources.postgres.slots.standbys import StandbySession
 from airflow_provider_cdc.sources.postgres.slots.waits import EndMark, parse_log_end
 
 FIRST_PART = 20_000
@@ -48,6 +52,7 @@ PART_BYTES = 512 * 2**20
 read by one call."""
 
 _LARGEST_INT = 2**31 - 1
+_FLUSHED = "CASE WHEN NOT pg_is_in_recovery() THEN pg_current_wal_flush_lsn() END"
 _NEW_RUN = "trigger a new run, or clear the task `lock_and_record` and all tasks after it"
 
 
@@ -63,7 +68,7 @@ def log_segments(
     :raises SourceUnavailable: the server cannot be reached.
     """
     stop, mark = parse_log_end(log_end)
-    with session(settings) as connection:
+    with session(of_log(settings)) as connection:
         check_slot(connection, facts.slot, start, stop)
     return [segment_of(facts.slot, facts.publication.name, start, stop, mark, number)]
 
@@ -235,14 +240,16 @@ def open_segment(
     :raises ConfigurationError: the privilege REPLICATION is missing.
     """
     stop = Lsn(segment.stop or 0)
-    with session(settings) as connection:
+    with session(of_log(settings)) as connection:
         check_slot(connection, segment.name.partition(":")[0], max(start, Lsn(segment.start)), stop)
-    with reading_session(settings) as reading:
+    with log_reading(settings) as reading:
+        wait_for_log(settings, reading, stop)
         yield PostgresSegmentReader(reading, segment, start, tables, changes, progress)
 
 
 def check_slot(connection: Connection, name: str, initial: Lsn, stop: Lsn) -> None:
-    """Check that a slot still has all of the log from ``initial`` on, and that the log reaches ``stop``.
+    """Check that a slot still has all of the log from ``initial`` on, and that the log reaches ``stop``. The log of a
+    standby need not reach it yet (`wait_for_log`).
 
     :raises LogGone: the slot is gone or was advanced further, or the log ends before ``stop``.
     """
@@ -252,13 +259,30 @@ def check_slot(connection: Connection, name: str, initial: Lsn, stop: Lsn) -> No
         raise LogGone(f"the slot that kept the log for this run {what}", where=where, hint=_NEW_RUN)
     _check_place(name, slot.confirmed, initial)
     # If the log ended before ``stop``, the slot would return fewer changes, and no error.
-    flushed = Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text"))
-    if flushed < stop:
+    flushed = value(connection, f"{_FLUSHED}::text")
+    if flushed is not None and Lsn.parse(flushed) < stop:
         raise LogGone(
             f"the log ends at {flushed}, but earlier its end was at {stop}",
             where=where,
             hint=f"the server lost a part of its log, or another server answers in its place: {_NEW_RUN}",
         )
+
+
+def log_reading(settings: ConnectionSettings) -> AbstractContextManager[ReadingConnection]:
+    """Open a session that reads the run's slot, on the source or on a standby."""
+    return reading_session(of_log(settings))
+
+
+def wait_for_log(settings: ConnectionSettings, reading: ReadingConnection, stop: Lsn) -> None:
+    """Wait until the server of the session ``reading`` has the log of the source up to ``stop``. Only a standby may
+    lack some of it.
+
+    :raises ExactnessError: the standby does not replay the log of the source.
+    :raises SourceUnavailable: the standby does not have the log in time, or was promoted.
+    """
+    if settings.log_server is not None:
+        standby, seconds = settings.log_server, settings.replica_wait_seconds
+        StandbySession(partial(ask, reading), settings, standby, seconds).wait_for_log(stop)
 
 
 def _check_place(slot: str, confirmed: Lsn | None, initial: Lsn) -> None:
@@ -283,8 +307,8 @@ _RESTART = "SELECT restart_lsn::text FROM pg_replication_slots WHERE slot_name =
 def waiting(settings: ConnectionSettings, initial: Lsn, facts: PostgresFacts, place: LogEnd) -> Waiting:
     """`Source.waiting`."""
     start = parse_log_end(place)[0] if place else initial
-    with session(settings) as connection:
-        flushed = Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text"))
+    with session(of_log(settings)) as connection:
+        flushed = Lsn.parse(value(connection, f"COALESCE({_FLUSHED}, pg_last_wal_replay_lsn())::text"))
         rows = query(connection, _RESTART, (facts.slot,))
         limit, used = slots.room(connection, "max_replication_slots", 0)
     restart = Lsn.parse(rows[0][0]) if rows and rows[0][0] else start
@@ -305,10 +329,11 @@ def check_joined(settings: ConnectionSettings, start: LogEnd, end: LogEnd, initi
             "the server restarted, and no mark shows that it still has the log of the last piece",
             where=f"replication slot {slot}, before {stop}",
         )
-    with session(settings) as connection:
+    with session(of_log(settings)) as connection:
         check_slot(connection, slot, begin, stop)
     walker = LogWalker(slot, begin, stop, [], EndMark.parse(mark))
-    with reading_session(settings) as reading, mapped_errors(slot), slot_errors(slot):
+    with log_reading(settings) as reading, mapped_errors(slot), slot_errors(slot):
+        wait_for_log(settings, reading, stop)
         with closing(messages(reading, slot, publication, begin, stop, marked=True)) as parts:
             for batch in parts:
                 if walker.run(batch):
@@ -329,7 +354,7 @@ def is_within(position: str, upper: Position) -> bool:
 def acknowledge(settings: ConnectionSettings, facts: PostgresFacts, end: LogEnd) -> None:
     """`Source.acknowledge`."""
     name, target = facts.slot, parse_log_end(end)[0]
-    with session(settings) as connection:
+    with session(of_log(settings)) as connection:
         slot = slots.state(connection, name)
         if slot is None or slot.lost or slot.confirmed is None or slot.confirmed >= target:
             return

@@ -25,13 +25,13 @@ from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import read_
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import logged_columns
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 from airflow_provider_cdc.sources.postgres.log import walk_state
-from airflow_provider_cdc.sources.postgres.log.segments import check_slot, copy_slot, take
+from airflow_provider_cdc.sources.postgres.log.segments import check_slot, copy_slot, log_reading, take, wait_for_log
 from airflow_provider_cdc.sources.postgres.log.walker import LogWalker
 from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.session import (
     ReadingConnection,
+    log_session,
     mapped_errors,
-    reading_session,
     session,
     slot_errors,
     value,
@@ -80,12 +80,13 @@ class PostgresLogTail:
 
     def read(self, log_end: LogEnd | None = None) -> Iterator[pa.RecordBatch]:
         where = f"replication slot {self._slot}"
-        with session(self.settings) as connection:
+        with session(self.settings) as source, log_session(self.settings, source) as connection:
             if log_end is not None:
                 end, _ = parse_log_end(log_end)
             else:
-                end = Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text"))
+                end = Lsn.parse(value(source, "pg_current_wal_flush_lsn()::text"))
             check_slot(connection, self._slot, self._initial, end)
+        wait_for_log(self.settings, self._reading, end)
         # Without a given end, use every transaction that the server returns.
         self._walker.state[walk_state.STOP] = int(end) if log_end is not None else _EVERYTHING
         with mapped_errors(where), slot_errors(where):
@@ -142,7 +143,7 @@ def open_tail(
         )
         for tracked_table in tables
     ]
-    with reading_session(settings) as reading:
+    with log_reading(settings) as reading:
         yield PostgresLogTail(settings, reading, slot, publication, start, relations)
 
 

@@ -346,6 +346,16 @@ def session(settings: ConnectionSettings, *, replication: bool = False) -> Itera
 
 
 @contextmanager
+def log_session(settings: ConnectionSettings, source: Connection) -> Iterator[Connection]:
+    """Open a session on the server that has the run's slot. If this is the source, return ``source``."""
+    if settings.log_server is None:
+        yield source
+        return
+    with session(session_setup.of_log(settings)) as connection:
+        yield connection
+
+
+@contextmanager
 def reading_session(settings: ConnectionSettings) -> Iterator[ReadingConnection]:
     """Open an ADBC session in autocommit with the settings of ``connect``, map its errors, and close the session at the
     end of the block.

@@ -55,8 +55,11 @@ class RunSettings(ConnectionSettings):
     Every session that is opened with these settings checks that it has reached the server with the identity ``server``
     (from `server.identity`), and that the server's log includes ``position``.
 
+    If the log is read from a standby (``log_server``), the slot of ``server`` is on that standby. This server then has
+    a physical slot of the same name, which keeps nothing: a copy of the server does not have it.
+
     :param standby: whether the sessions are those of a standby of this server. They check that the server that answers
-        may be one. Only `steps.standby_reads` finds out whether it replays the log of this server.
+        may be one. Only `slots.standbys` finds out whether it replays the log of this server.
     """
 
     server: PostgresFacts = _ANY_SERVER
@@ -74,8 +77,16 @@ def of_run(settings: ConnectionSettings, facts: PostgresFacts, position: Lsn = _
 
 
 def of_standby(standby: ConnectionSettings, facts: PostgresFacts) -> RunSettings:
-    """Return the settings of a ``standby`` for sessions of a run on the primary with these facts."""
-    return replace(of_run(standby, facts), standby=True)
+    """Return the settings of a ``standby`` for sessions that read tables, in a run on the primary with these facts."""
+    return replace(of_run(standby, replace(facts, slot="")), standby=True)
+
+
+def of_log(settings: ConnectionSettings) -> ConnectionSettings:
+    """Return the settings for sessions on the server that has the run's slot: the source, or a standby."""
+    standby = settings.log_server
+    if standby is None or not isinstance(settings, RunSettings):
+        return standby or settings
+    return replace(of_run(standby, settings.server, settings.position), standby=True)
 
 
 def statement(settings: ConnectionSettings) -> str:
@@ -105,6 +116,9 @@ def statement(settings: ConnectionSettings) -> str:
     ]
     if isinstance(settings, RunSettings):
         slot = settings.server.slot.replace("'", "''")
+        at, kept = "r.confirmed_flush_lsn::text", "r.database = pg_catalog.current_database()"
+        if settings.log_server is not None:
+            at, kept = f"'{settings.position}'", "r.slot_type = 'physical'"
         columns += [
             "pg_catalog.pg_is_in_recovery()::text",
             "(SELECT s.system_identifier::text FROM pg_catalog.pg_control_system() s)",
@@ -114,8 +128,7 @@ def statement(settings: ConnectionSettings) -> str:
             START,
             f"pg_catalog.current_setting('{MEANING}')",
             "CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_current_wal_flush_lsn()::text END",
-            f"""(SELECT r.confirmed_flush_lsn::text FROM pg_catalog.pg_replication_slots r
-            WHERE r.slot_name = '{slot}' AND r.database = pg_catalog.current_database())""",
+            f"(SELECT {at} FROM pg_catalog.pg_replication_slots r WHERE r.slot_name = '{slot}' AND {kept})",
         ]
     return f"SELECT {', '.join(columns)}"
 
@@ -200,6 +213,12 @@ def _check_server(settings: RunSettings, row: Sequence[str | None]) -> None:
             where=settings.address,
             hint=f"the server has lost data, or the connection reaches an older copy of the server: {_NEW_RUN}",
         )
+    _check_slot(settings, confirmed)
+    _check_meaning(expected, meaning)
+
+
+def _check_slot(settings: RunSettings, confirmed: str | None) -> None:
+    expected, position = settings.server, settings.position
     if expected.slot and not _is_at(position, confirmed, moves=expected.may_move):
         # A copy of the server has the same identity, but it does not have the slots.
         raise LogGone(
@@ -212,11 +231,10 @@ def _check_server(settings: RunSettings, row: Sequence[str | None]) -> None:
             "make sure that no other program uses or drops slots named cdc_…, and that the connection leads to "
             f"one server only. Then {_NEW_RUN}",
         )
-    _check_meaning(expected, meaning)
 
 
 def _check_standby(settings: RunSettings, row: Sequence[str | None]) -> None:
-    recovering, system, line, database, _, meaning, *_ = row
+    recovering, system, line, database, _, meaning, _, confirmed = row
     expected, what = settings.server, ""
     if recovering != "true":
         what = "it is no standby: it was promoted, or it never was one"
@@ -228,8 +246,10 @@ def _check_standby(settings: RunSettings, row: Sequence[str | None]) -> None:
         raise ExactnessError(
             f"the server is not a standby of the source: {what}",
             where=settings.address,
-            hint="name a standby that streams from the source, or remove it from `Read.read_conn_ids`",
+            hint="name a standby that streams from the source, or remove it from `Read.read_conn_ids` and "
+            "`Read.log_conn_id`; then trigger a new run",
         )
+    _check_slot(settings, confirmed)
     _check_meaning(expected, meaning)
 
 

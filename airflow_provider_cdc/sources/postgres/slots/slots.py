@@ -39,6 +39,11 @@ STANDING = f"{PREFIX}standing_"
 PLUGIN = "pgoutput"
 DROP_SECONDS = 15
 
+LOG_END = """CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END"""
+"""The end of the log that a server can decode, or will decode in a moment."""
+_OF_DATABASE = "(database = current_database() OR database IS NULL AND slot_type = 'physical')"
+"""The condition for the slots of a database. If the log of a run is read from a standby, the source has a physical slot
+for this run (`session_setup.RunSettings`)."""
 _LONGEST_NAME = 63
 _TOKEN_DIGITS = 8
 _POLL_SECONDS = 0.02
@@ -67,9 +72,17 @@ class SlotState:
         return self.wal_status == "lost" or self.confirmed is None
 
     @property
-    def limit(self) -> str:
-        """The name of the setting because of which the server invalidated the slot."""
-        return "idle_replication_slot_timeout" if self.invalidated == "idle_timeout" else "max_slot_wal_keep_size"
+    def remedy(self) -> str:
+        """What to do so that the server does not invalidate the next slot."""
+        return _REMEDIES.get(self.invalidated, "raise max_slot_wal_keep_size")
+
+
+_REMEDIES = {
+    "idle_timeout": "raise idle_replication_slot_timeout",
+    # Reasons on a standby.
+    "rows_removed": "set hot_standby_feedback = on on the standby, and let it use a slot (primary_slot_name)",
+    "wal_level_insufficient": "keep wal_level = logical on the source",
+}
 
 
 def name_of(run_id: str) -> str:
@@ -101,7 +114,7 @@ def names_of_run(connection: Connection, run_id: str) -> list[str]:
     rows = query(
         connection,
         "SELECT slot_name::text FROM pg_replication_slots "
-        "WHERE slot_name ~ %(names)s AND database = current_database() AND NOT temporary "
+        f"WHERE slot_name ~ %(names)s AND {_OF_DATABASE} AND NOT temporary "
         "UNION SELECT pubname::text FROM pg_publication WHERE pubname ~ %(names)s ORDER BY 1",
         # Older versions of this provider created names without a token.
         {"names": f"^{name_of(run_id)}(_[0-9a-f]{{{_TOKEN_DIGITS}}})?$"},
@@ -110,10 +123,13 @@ def names_of_run(connection: Connection, run_id: str) -> list[str]:
 
 
 @contextmanager
-def new_slot(settings: ConnectionSettings, name: str, seconds: float) -> Iterator[tuple[Lsn, str]]:
+def new_slot(
+    settings: ConnectionSettings, name: str, seconds: float, *, temporary: bool = False
+) -> Iterator[tuple[Lsn, str]]:
     """Create the slot of a run. Yield the slot's consistent point, and the name of a snapshot at this point.
 
-    Other sessions can use the snapshot while the context is open. The slot stays afterwards.
+    Other sessions can use the snapshot while the context is open. The slot stays afterwards, unless it is
+    ``temporary``.
 
     To create the slot, the server waits for every running transaction that has written, including prepared
     transactions.
@@ -123,7 +139,8 @@ def new_slot(settings: ConnectionSettings, name: str, seconds: float) -> Iterato
     with session(settings, replication=True) as connection:
         # With SNAPSHOT 'nothing', servers before 15.8 and 16.4 may reuse the snapshot of another slot's creation. In
         # that case, the new slot misses changes of open transactions (`steps.preflight`).
-        sql = f"CREATE_REPLICATION_SLOT {quote(name)} LOGICAL {PLUGIN} (SNAPSHOT 'export')"
+        kind = "TEMPORARY " if temporary else ""
+        sql = f"CREATE_REPLICATION_SLOT {quote(name)} {kind}LOGICAL {PLUGIN} (SNAPSHOT 'export')"
         yield consistent_point(settings, connection, sql, seconds)
 
 
@@ -164,7 +181,9 @@ def state(connection: Connection, name: str) -> SlotState | None:
     rows = query(
         connection,
         "SELECT slot_name, wal_status, confirmed_flush_lsn::text, safe_wal_size, "
-        "pg_wal_lsn_diff(pg_current_wal_insert_lsn(), restart_lsn)::int8, to_jsonb(s) ->> 'invalidation_reason' "
+        f"pg_wal_lsn_diff({LOG_END}, restart_lsn)::int8, COALESCE(to_jsonb(s) ->> 'invalidation_reason', "
+        # PostgreSQL 16 reports only that there was a conflict.
+        "CASE to_jsonb(s) ->> 'conflicting' WHEN 'true' THEN 'rows_removed' END) "
         "FROM pg_replication_slots s WHERE slot_name = %s AND database = current_database()",
         (name,),
     )
@@ -238,7 +257,7 @@ def left_slots(connection: Connection) -> list[tuple[str, int, str]]:
         (name, wal_kept or 0, status or "")
         for name, wal_kept, status in query(
             connection,
-            "SELECT slot_name, pg_wal_lsn_diff(pg_current_wal_insert_lsn(), restart_lsn)::int8, wal_status "
+            f"SELECT slot_name, pg_wal_lsn_diff({LOG_END}, restart_lsn)::int8, wal_status "
             "FROM pg_replication_slots WHERE starts_with(slot_name::text, %s) AND plugin = %s AND NOT temporary "
             "AND NOT starts_with(slot_name::text, %s) AND database = current_database() ORDER BY slot_name",
             (PREFIX, PLUGIN, STANDING),
@@ -254,7 +273,7 @@ def left_publications(connection: Connection) -> list[str]:
             connection,
             "SELECT pubname::text FROM pg_publication WHERE starts_with(pubname::text, %s) "
             "AND obj_description(oid, 'pg_publication') LIKE %s AND pubname NOT IN "
-            "(SELECT slot_name FROM pg_replication_slots WHERE database = current_database()) ORDER BY pubname",
+            f"(SELECT slot_name FROM pg_replication_slots WHERE {_OF_DATABASE}) ORDER BY pubname",
             (PREFIX, f"%{APPLICATION}%"),
         )
     ]
@@ -273,6 +292,7 @@ def release(settings: ConnectionSettings, run_id: str) -> None:
             # A slot that cannot be dropped must not prevent dropping the others, because the server keeps log for each
             # slot.
             try:
+                _drop_on_standby(settings, connection, name)
                 _drop(connection, name, name)
             except (CdcError, psycopg.Error) as error:
                 failures.append(error)
@@ -314,6 +334,8 @@ def drop(settings: ConnectionSettings, slot: str, publication: str = "") -> None
     """
     with session(settings) as connection:
         require_primary(settings, connection)
+        if slot:
+            _drop_on_standby(settings, connection, slot)
         _drop(connection, slot, publication)
 
 
@@ -331,6 +353,31 @@ def require_primary(settings: ConnectionSettings, connection: Connection) -> Non
         raise SourceUnavailable(
             "a standby answers", where=settings.address, hint="point the connection at the primary only"
         )
+
+
+def _drop_on_standby(settings: ConnectionSettings, connection: Connection, name: str) -> None:
+    """Drop the slot of a run on the standby from which its log is read. What is on the source stays until then, so that
+    the slot can be found.
+
+    :raises ConfigurationError: the slot is on a standby, and the settings do not name it.
+    """
+    if settings.log_server is not None:
+        with session(settings.log_server) as standby:
+            _drop(standby, name, "")
+    elif why := _on_standby(connection, name):
+        raise ConfigurationError(why, where=f"replication slot {name}", hint=_DROP_THERE)
+
+
+_DROP_THERE = (
+    "clean up with the connection of `Read.log_conn_id`, too; or drop the slot there (pg_drop_replication_slot), and "
+    "then the slot of this name and the publication on the source"
+)
+
+
+def _on_standby(connection: Connection, name: str) -> str:
+    """Return why a slot of the source cannot be dropped alone. Empty: it can."""
+    physical = "EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = %s AND slot_type = 'physical')"
+    return "the run's slot is on a standby (`Read.log_conn_id`)" if value(connection, physical, (name,)) else ""
 
 
 def _drop(connection: Connection, slot: str, publication: str) -> None:
@@ -387,14 +434,10 @@ def kept_objects(settings: ConnectionSettings, connection: Connection, run_ids: 
     :raises SourceUnavailable: a standby answered.
     """
     require_primary(settings, connection)
-    slots = query(
-        connection,
-        "SELECT slot_name::text, COALESCE(active_pid, 0), "
-        "COALESCE(pg_wal_lsn_diff(pg_current_wal_insert_lsn(), restart_lsn), 0)::int8 FROM pg_replication_slots "
-        "WHERE starts_with(slot_name::text, %s) AND NOT starts_with(slot_name::text, %s) AND plugin = %s "
-        "AND NOT temporary AND database = current_database() ORDER BY 1",
-        (PREFIX, STANDING, PLUGIN),
-    )
+    slots = _kept_slots(connection)
+    if settings.log_server is not None:
+        with session(settings.log_server) as standby:
+            slots |= _kept_slots(standby)
     publications = query(
         connection,
         "SELECT pubname::text FROM pg_publication WHERE starts_with(pubname::text, %s) "
@@ -413,20 +456,40 @@ def kept_objects(settings: ConnectionSettings, connection: Connection, run_ids: 
         run_id = owners.get(without_token(name), "")
         return KeptObject(kind, name, run_id, dag_id, dag_run_id, task_id, pid, kept_bytes)
 
-    return [kept(SLOT, name, pid, size) for name, pid, size in slots] + [kept(PUBLICATION, name) for name in comments]
+    found = [kept(SLOT, name, pid, size) for name, (pid, size) in sorted(slots.items())]
+    return found + [kept(PUBLICATION, name) for name in comments]
+
+
+def _kept_slots(connection: Connection) -> dict[str, tuple[int, int]]:
+    """Return the process that uses each slot of a run, or 0, and the bytes of log that the slot keeps."""
+    rows = query(
+        connection,
+        "SELECT slot_name::text, COALESCE(active_pid, 0), "
+        f"COALESCE(pg_wal_lsn_diff({LOG_END}, restart_lsn), 0)::int8 FROM pg_replication_slots "
+        "WHERE starts_with(slot_name::text, %s) AND NOT starts_with(slot_name::text, %s) "
+        f"AND COALESCE(plugin, %s) = %s AND NOT temporary AND {_OF_DATABASE}",
+        (PREFIX, STANDING, PLUGIN, PLUGIN),
+    )
+    return {name: (pid, size) for name, pid, size in rows}
 
 
 def drop_unused(settings: ConnectionSettings, one: KeptObject) -> str:
     """Drop a slot or a publication. Return why it stays; empty: it no longer exists."""
     try:
         with session(settings) as connection:
+            if settings.log_server is None and (why := _on_standby(connection, one.name)):
+                return f"{why}: {_DROP_THERE}"
+            if settings.log_server is not None and one.kind == SLOT:
+                with session(settings.log_server) as standby:
+                    if why := _drop_leftover(standby, one):
+                        return why
             return _drop_leftover(connection, one)
     except CdcError as error:
         return f"it could not be dropped: {error}"
 
 
 def _drop_leftover(connection: Connection, one: KeptObject) -> str:
-    there = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND database = current_database()"
+    there = f"SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND {_OF_DATABASE}"
     try:
         if one.kind == SLOT:
             if query(connection, there, (one.name,)):

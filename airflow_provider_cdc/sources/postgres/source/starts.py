@@ -10,10 +10,11 @@ from airflow_provider_cdc.core.positions.facts import Facts, Finding, Trace
 from airflow_provider_cdc.core.positions.position import Lsn, Position
 from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
+from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.sources.api.source import ConnectionSettings, KeptObject, LeftByRun, Starts
 from airflow_provider_cdc.sources.postgres.server import server, session_setup
 from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
-from airflow_provider_cdc.sources.postgres.server.session import session, value
+from airflow_provider_cdc.sources.postgres.server.session import log_session, session, value
 from airflow_provider_cdc.sources.postgres.slots import publications, slots
 from airflow_provider_cdc.sources.postgres.steps import past, roll_forward, snapshot, standing_slot
 from airflow_provider_cdc.sources.postgres.steps.check_identity import check_identity
@@ -32,8 +33,8 @@ class PostgresStarts(Starts):
         return snapshot.record_initial(self.settings, plans, lock, run_id, self.settings.options.get("publication", ""))
 
     def check_identity(self, identity: Facts, position: Position) -> None:
-        with session(self.settings) as connection:
-            check_identity(connection, PostgresFacts.of(identity), Lsn.expect(position))
+        with session(self.settings) as connection, log_session(self.settings, connection) as log:
+            check_identity(connection, PostgresFacts.of(identity), Lsn.expect(position), log)
 
     def relations(self, identity: Facts, position: Position, traces: Sequence[Trace]) -> list[Finding]:
         settings = session_setup.of_run(self.settings, PostgresFacts.of(identity), Lsn.expect(position))
@@ -65,6 +66,7 @@ class PostgresStarts(Starts):
         return slots.drop_unused(self.settings, one)
 
     def check_past(self, as_of: AsOf, plans: Sequence[TablePlan], options: StepOptions) -> None:
+        _require_log_of_source(self.settings)
         past.check_past(self.settings, as_of, plans, options)
 
     def record_past(
@@ -73,6 +75,7 @@ class PostgresStarts(Starts):
         return past.record_past(self.settings, as_of, plans, options, run_id)
 
     def keep_past(self, plans: Sequence[TablePlan], options: StepOptions) -> None:
+        _require_log_of_source(self.settings)
         standing_slot.keep_past(self.settings, plans, options)
 
     def note_position(self, point: InitialPoint, options: StepOptions) -> None:
@@ -108,3 +111,20 @@ class PostgresStarts(Starts):
         self, point: InitialPoint, plans: Sequence[TablePlan], options: StepOptions, run_id: str
     ) -> InitialPoint:
         return roll_forward.keep_window(self.settings, point, plans, options, run_id)
+
+
+def _require_log_of_source(settings: ConnectionSettings) -> None:
+    """Refuse a standby as the place of a log that outlives the run. The slot of a standby is gone after a failover of
+    this standby, and its record would have to be changed on the source."""
+    if settings.log_server is not None:
+        raise PreflightError(
+            [
+                Problem(
+                    "parameter log_conn_id (Read.log_conn_id)",
+                    "the standing slot is on the source, so copies of the past, and copies that are rolled forward, "
+                    "cannot be made from the log of a standby",
+                    "leave `Read.log_conn_id` empty; or leave `Refresh.standing_slot` and `as_of` empty, so that the "
+                    "run reads the tables in full",
+                )
+            ]
+        )

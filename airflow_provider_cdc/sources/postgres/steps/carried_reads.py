@@ -80,8 +80,10 @@ class CarriesReads:
         try:
             mark = _check_read(facts, table, now, ended)
             settings = session_setup.of_run(self.settings, facts, begin)
+            if settings.log_server is not None:
+                raise NotCarried("the log is read from a standby")
             with session(settings) as connection:
-                check_identity(connection, facts, begin)
+                check_identity(connection, facts, begin, connection)
                 check_published(connection, facts, [table])
                 _check_may_read(connection, now)
                 slot = slots.state(connection, facts.slot)

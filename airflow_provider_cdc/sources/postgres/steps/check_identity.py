@@ -19,18 +19,20 @@ from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, leaves
 from airflow_provider_cdc.sources.postgres.checks.asked import OF_A_RUN
 from airflow_provider_cdc.sources.postgres.checks.context import RunContext
 from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
-from airflow_provider_cdc.sources.postgres.server.session import Connection, query, session, value
+from airflow_provider_cdc.sources.postgres.server.session import Connection, log_session, query, session, value
+from airflow_provider_cdc.sources.postgres.server.session_setup import of_log
 from airflow_provider_cdc.sources.postgres.slots import publications, slots
 
 
-def check_identity(connection: Connection, expected: PostgresFacts, position: Lsn) -> None:
+def check_identity(connection: Connection, expected: PostgresFacts, position: Lsn, log: Connection) -> None:
     """Check that this server has the ``expected`` identity, and that the run's slot and publication are unchanged.
 
+    :param log: a session of the server that has the run's slots.
     :raises SourceReplaced: this is another server, or the server has been promoted or restored since the run began.
     :raises LogGone: the run's slot is gone, was invalidated, or was advanced by another client.
     :raises ExactnessError: the publication was altered, so the log may lack changes.
     """
-    context = RunContext(connection, expected=expected, position=position)
+    context = RunContext(connection, expected=expected, position=position, log=log)
     if problems := problems_of(OF_A_RUN, Moment.EACH_STEP, context):
         raise ExactnessError(
             "; ".join(f"{problem.where} {problem.what}" for problem in problems), hint="trigger a new run"
@@ -111,10 +113,10 @@ _IDLE = "idle_replication_slot_timeout"
 # Before PostgreSQL 17, the view has no column inactive_since, and before PostgreSQL 18 there is no such timeout. The
 # server invalidates slots only at checkpoints.
 _SLOTS = (
-    "SELECT s.slot_name::text, s.safe_wal_size, pg_wal_lsn_diff(pg_current_wal_insert_lsn(), s.restart_lsn)::int8, "
+    f"SELECT s.slot_name::text, s.safe_wal_size, pg_wal_lsn_diff({slots.LOG_END}, s.restart_lsn)::int8, "
     "s.wal_status = 'unreserved', "
     "extract(epoch FROM clock_timestamp() - (to_jsonb(s) ->> 'inactive_since')::timestamptz)::float8, "
-    "pg_current_wal_insert_lsn()::text, "
+    f"({slots.LOG_END})::text, "
     f"(SELECT setting::int8 FROM pg_settings WHERE name = '{_KEPT}'), "
     f"(SELECT setting::int8 FROM pg_settings WHERE name = '{_IDLE}'), "
     "(SELECT setting::int8 FROM pg_settings WHERE name = 'checkpoint_timeout') "
@@ -133,10 +135,8 @@ def runway(settings: ConnectionSettings) -> Runway:
     Since PostgreSQL 18, a second setting limits the time for which no session uses a slot. The standing slot is not
     used between two runs, and the run's slot is hardly used while tables are read.
     """
-    with session(settings) as connection:
-        limits = dict(
-            query(connection, "SELECT name, setting::int8 FROM pg_settings WHERE name = ANY(%s)", ([_KEPT, _IDLE],))
-        )
+    with session(settings) as connection, log_session(settings, connection) as log:
+        limits = dict(query(log, "SELECT name, setting::int8 FROM pg_settings WHERE name = ANY(%s)", ([_KEPT, _IDLE],)))
         ((rate,),) = query(connection, _RATE)
     by_size, idle = _by_size(limits[_KEPT], rate), limits.get(_IDLE, 0)
     if not idle or (by_size.seconds is not None and by_size.seconds <= idle):
@@ -161,7 +161,7 @@ def _by_size(megabytes: int, rate: float | None) -> Runway:
 def needed_log(settings: ConnectionSettings, facts: PostgresFacts) -> NeededLog:
     """Implements `Source.needed_log`. All slots of the run are considered."""
     names = [facts.slot, *facts.forward_slots.values()]
-    with session(settings) as connection:
+    with session(of_log(settings)) as connection:
         rows = query(connection, _SLOTS, (names,))
     states = [_state(*row) for row in rows]
     return min(states, key=_soonest) if states else NeededLog(0, 0)

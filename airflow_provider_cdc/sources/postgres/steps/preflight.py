@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from airflow_provider_cdc.sources.postgres.checks.asked import OF_A_REQUEST, OF_
 from airflow_provider_cdc.sources.postgres.checks.context import CatalogContext, RequestContext, UserContext
 from airflow_provider_cdc.sources.postgres.checks.tables import rewind_problems
 from airflow_provider_cdc.sources.postgres.server.server import naming_blockers
-from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote, session
+from airflow_provider_cdc.sources.postgres.server.session import Connection, log_session, query, quote, session
 from airflow_provider_cdc.sources.postgres.slots import publications, slots, waits
 from airflow_provider_cdc.sources.postgres.slots.publications import warn_of_harm
 from airflow_provider_cdc.sources.postgres.steps.standby_reads import planned_on_standbys, standby_problems
@@ -53,14 +54,14 @@ _RISKS: Mapping[tuple[str, str], str] = {
 _log = logging.getLogger(__name__)
 
 
-def advise(connection: Connection, tables: Sequence[Table]) -> None:
-    """Log every warning that applies."""
+def advise(connection: Connection, log: Connection, tables: Sequence[Table]) -> None:
+    """Log every warning that applies. ``log`` is a session of the server that has the run's slot."""
     _warn_of_version(connection.info.server_version)
     slots.log_decoding_switch(connection)
     _warn_of_crashes(connection)
-    _warn_of_limits(connection, tables)
+    _warn_of_limits(log, tables)
     _warn_of_writers(connection)
-    _warn_of_left(connection)
+    _warn_of_left(connection, log)
 
 
 def _warn_of_version(version: int) -> None:
@@ -134,13 +135,13 @@ def _warn_of_writers(connection: Connection) -> None:
         )
 
 
-def _warn_of_left(connection: Connection) -> None:
+def _warn_of_left(connection: Connection, log: Connection) -> None:
     """Warn of slots and publications that earlier runs may have left behind.
 
     Slots and publications of runs in progress are listed, too. So the message contains the command that drops a slot or
     publication only if no run can use it any more.
     """
-    for name, wal_kept, status in slots.left_slots(connection):
+    for name, wal_kept, status in slots.left_slots(log):
         drop = f"SELECT pg_drop_replication_slot('{name}'); DROP PUBLICATION IF EXISTS {quote(name)};"
         if status == "lost":
             _log.warning("The slot %s has lost its log. No run can use this slot any more: %s", name, drop)
@@ -217,10 +218,11 @@ def preflight(
         )
         problems = problems_of(OF_A_REQUEST, Moment.PREFLIGHT, context) + problems_of_tables
         if not problems:
-            problems = standby_problems(settings, connection)
+            problems = standby_problems(settings, connection, context.tables, context.plans)
         if publication:
             read_catalog(connection, lambda catalog: warn_of_harm(catalog, publication, context.logged))
-        advise(connection, context.tables)
+        with nullcontext(connection) if problems else log_session(settings, connection) as log:
+            advise(connection, log, context.tables)
     if problems:
         raise PreflightError(problems)
     return [*context.plans]

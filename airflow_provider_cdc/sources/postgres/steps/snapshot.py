@@ -66,6 +66,7 @@ from airflow_provider_cdc.sources.postgres.server.session import (
     value,
 )
 from airflow_provider_cdc.sources.postgres.slots import publications, slots, waits
+from airflow_provider_cdc.sources.postgres.slots.standbys import slot_on_standby
 
 _TRIES = 3
 
@@ -157,9 +158,7 @@ class _Fixing:
         state = publications.publication_state(connection, mine)
         since = publications.now(connection)
         started = replace(facts, started=value(connection, session_setup.START))
-        here = session_setup.of_run(self.settings, started)
-        with slots.new_slot(here, self.name, seconds) as (position, view):
-            _check_made(connection, self.name, position)
+        with self._slot(connection, session_setup.of_run(self.settings, started)) as (position, view):
             # Wait before anything is read in the slot's own snapshot. In that snapshot, a transaction whose commit is
             # in the log but not yet in pg_xact counts as aborted. A reader would permanently mark the rows of the
             # transaction as aborted.
@@ -179,6 +178,21 @@ class _Fixing:
         ]
         planned = tuple(_planned(table, plan) for plan, table in zip(self.plans, tables, strict=True))
         return InitialPoint(position, facts.recorded(), planned, 0.0), changes
+
+    @contextmanager
+    def _slot(self, connection: Connection, here: session_setup.RunSettings) -> Iterator[tuple[Lsn, str]]:
+        """Create the slot. Yield its point, and the name of a snapshot at this point."""
+        seconds = self.lock.slot_wait_seconds
+        if self.settings.log_server is None:
+            with slots.new_slot(here, self.name, seconds) as made:
+                _check_made(connection, self.name, made[0])
+                yield made
+            return
+        # A copy of the source does not have this slot. So sessions of the run find out whether they reach the source.
+        query(connection, "SELECT pg_create_physical_replication_slot(%s)", (self.name,))
+        here = replace(here, server=replace(here.server, slot=self.name))
+        with slot_on_standby(here, self.name, seconds) as made:
+            yield made
 
     def _read_after(self, catalog: Catalog, state: str) -> list[Table]:
         """Return the tables after the slot's point. Check that from this point on, the log has every change that the

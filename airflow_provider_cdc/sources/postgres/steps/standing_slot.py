@@ -162,7 +162,7 @@ def usable(settings: ConnectionSettings, connection: Connection, name: str) -> S
     elif slot is None:
         lost = why_gone(record, server_now)
     elif slot.lost:
-        lost = f"the server removed its log (wal_status {slot.wal_status}): raise {slot.limit}"
+        lost = f"the server removed its log (wal_status {slot.wal_status}): {slot.remedy}"
     elif why := why_of_another(settings, record, server_now):
         lost = f"it was created on another server: {why}"
     elif not record.since(slot.confirmed):
