@@ -109,7 +109,7 @@ def derive(
     ]
     effects = dict.fromkeys(possible, CertificateEffect())
     work = DigestChanges(step.staging, step.source, step.tables, change)
-    done = run_tasks(step.spark, "digest the changes", orders, work) if orders else []
+    done = run_tasks(step.spark, "digest the changes", orders, work, size=change.size()) if orders else []
     for (index, _), effect in zip(orders, done, strict=True):
         so_far = effects[index]
         effects[index] = CertificateEffect(so_far.removed + effect.removed, so_far.added + effect.added)

@@ -179,7 +179,8 @@ def _check(step: Step, files: Sequence[BaseFile]) -> list[ScrubbedFiles]:
     largest_first = sorted(files, key=lambda one: -one.file.bytes)
     orders = [tuple(largest_first[task::tasks]) for task in range(tasks)]
     work = ScrubFiles(step.source, base_folders(step), step.tables)
-    return [one for checked in run_tasks(step.spark, "check unchanged files", orders, work) for one in checked]
+    scrubbed = run_tasks(step.spark, "check unchanged files", orders, work, size=size)
+    return [one for checked in scrubbed for one in checked]
 
 
 def _refused(step: Step, damaged: Sequence[ScrubbedFiles]) -> dict[str, str]:

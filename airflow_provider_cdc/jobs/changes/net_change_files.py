@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from airflow_provider_cdc.core.kernels import Bytes, Int32s, Int64s, bytes_of, inner, kernel, same_bytes
 from airflow_provider_cdc.core.run.results import DeltaResult
@@ -319,6 +318,9 @@ def read(
     """
     if not files:
         return
+    # Import it late: it is slow to import, and a run without changes does not need it.
+    from pyarrow import dataset as ds
+
     condition = None
     if table is not None:
         condition = ds.field("table") == table

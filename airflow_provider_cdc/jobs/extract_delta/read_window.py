@@ -59,7 +59,8 @@ def compose_touched(step: Step, keys: tuple[StagedFile, ...]) -> net_change_file
     composed: list[net_change_files.NetChangeFiles] = []
     if keys:
         work = LastOfBuckets(step.staging, keys)
-        composed = run_tasks(step.spark, "compose the touched keys", _bucket_ranges(step, keys), work)
+        size = sum(file.bytes for file in keys)
+        composed = run_tasks(step.spark, "compose the touched keys", _bucket_ranges(step, keys), work, size=size)
     files = tuple(file for composed_piece in composed for file in composed_piece.files)
     return net_change_files.NetChangeFiles(
         files, net_change_files.add_counts(composed_piece.counts for composed_piece in composed)
@@ -212,6 +213,7 @@ def _read(step: Step, window: Window, name: str, segments: Callable[[], list[Log
         ),
         finished,
         meanwhile=meanwhile,
+        size=sum(weights.values()) if all(segment.bytes for segment in missing) else None,
     )
     return [done[segment.number] for segment in planned]
 
@@ -236,7 +238,8 @@ def compose(
     counts = [record.counts for record in segments]
     if segments and (len(segments) > 1 or is_counted or pending or parts or needs_composing(window.tables)):
         held = sum(record.held for record in read)
-        ranges = _bucket_ranges(step, [file for record in segments for file in record.all_files], held)
+        all_files = [file for record in segments for file in record.all_files]
+        ranges = _bucket_ranges(step, all_files, held)
         keyless = tuple(index for index, entry in enumerate(step.tables) if entry.table.keyless)
         composed = run_tasks(
             step.spark,
@@ -252,6 +255,7 @@ def compose(
                 tuple(one.index for one in window.tables),
                 window.images,
             ),
+            size=max(held, sum(file.bytes for file in all_files)),
         )
         files = tuple(file for composed_piece in composed for file in composed_piece.files)
         counts = [composed_piece.counts for composed_piece in composed]

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from airflow_provider_cdc.core.parquet.writer import QUICKEST
 from airflow_provider_cdc.core.positions.position import Position
@@ -77,6 +76,9 @@ class CountChanges:
                 tables = tuple(one for one in tables if str(one.table.name) != failed_table)
 
     def _counted(self, record: SegmentRecord, tables: Sequence[TrackedTable]) -> SegmentRecord:
+        # Import it late: it is slow to import, and few runs need it.
+        from pyarrow import dataset as ds
+
         indices = [one.index for one in tables]
         name = f"delta/spool-keyless-{record.segment:06}"
         folder = self.staging.folder

@@ -259,7 +259,11 @@ def merge_versions(step: Step, outcomes: Sequence[RewindOutcome]) -> list[Rewind
     if not orders:
         return list(outcomes)
     done = run_tasks(
-        step.spark, "merge new versions of rows", orders, MergeTask(step.staging, step.source, step.tables)
+        step.spark,
+        "merge new versions of rows",
+        orders,
+        MergeTask(step.staging, step.source, step.tables),
+        size=sum(file.bytes for order in orders for file in order.files),
     )
     gone = {file.name for order in orders for file in order.files}
     remaining = [

@@ -42,6 +42,8 @@ ROLL_BYTES = 64 * 2**20
 """Bytes of files, or of changes, per task. The overhead of smaller tasks would be larger than their benefit."""
 LOOKED_AT = 64
 """Number of files that one task checks."""
+FOOTER_BYTES = 64 * 2**10
+"""About the size of a footer, in bytes."""
 
 Extent = tuple[Bound, Bound] | None
 
@@ -158,7 +160,7 @@ def check_bases(step: Step) -> dict[int, list[BaseFile]]:
     }
     work = CheckBaseFiles(step.source, base_folders(step), step.tables, places)
     files_by_table: dict[int, list[BaseFile]] = {}
-    for base_file in run_tasks(step.spark, "check the base copies", orders, work):
+    for base_file in run_tasks(step.spark, "check the base copies", orders, work, size=len(files) * FOOTER_BYTES):
         for base in base_file:
             files_by_table.setdefault(base.table, []).append(base)
     return files_by_table
@@ -277,6 +279,7 @@ def roll_forward(
         RollTask(step.staging, step.source, base_folders(step), step.tables, change, step.manifest.options.skips),
         lambda outcome: progress.add(1, sum(file.rows for file in outcome.written), 1),
         meanwhile=progress.tick,
+        size=sum(order.bytes for order in orders) + change.size(),
     )
     refused = {outcome.table for outcome in outcomes if outcome.refused}
     for index in sorted({outcome.table for outcome in outcomes} - refused):

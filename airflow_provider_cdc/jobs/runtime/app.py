@@ -32,7 +32,7 @@ from airflow_provider_cdc.jobs.runtime.java_errors import hint_for, last_cause
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.remote import Output, request_settings, watch
 from airflow_provider_cdc.jobs.runtime.retry import is_transient
-from airflow_provider_cdc.jobs.runtime.session import close_session, open_session
+from airflow_provider_cdc.jobs.runtime.session import close_session, defer_session
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 
 TRANSIENT, TERMINAL = 1, 2
@@ -91,7 +91,7 @@ def _run(task_id: str, job: Job, given: argparse.Namespace, output: Output) -> N
         install(storage_from_environment())
         run = Storage(run_uri)
         settings = settings_from_environment()
-        spark = open_session(f"cdc {task_id}")
+        spark = defer_session(f"cdc {task_id}")
         try:
             result = job(spark, run, settings)
             log(f"{task_id}: done in {duration(result.seconds)}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from typing import Any, cast
 
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
@@ -21,6 +23,50 @@ in each step's log that the key of `ENCRYPTION` is visible on the network. On a 
 settings of the cluster apply."""
 _existing: list[SparkSession] = []
 """The sessions that this process had before `open_session`."""
+
+
+class DeferredSession:
+    """A local session that opens when it is first used. Opening takes seconds of processor time. A run with
+    little to do does without (`jobs.runtime.tasks`).
+
+    :param slots: the number of tasks that the session will run at the same time.
+    """
+
+    def __init__(self, name: str, slots: int) -> None:
+        self._name = name
+        self._opened: SparkSession | None = None
+        self.slots = slots
+
+    @property
+    def is_open(self) -> bool:
+        return self._opened is not None
+
+    def __getattr__(self, name: str) -> Any:
+        if self._opened is None:
+            self._opened = open_session(self._name)
+        return getattr(self._opened, name)
+
+
+def defer_session(name: str) -> SparkSession:
+    """Return a `DeferredSession` if Spark is local. Otherwise open the session now, because only the cluster knows its
+    slots."""
+    if has_context(SparkContext):
+        return open_session(name)
+    check_pyspark()
+    start_jvm(SparkContext)
+    submitted = SparkConf()
+    local = re.fullmatch(r"local(?:\[(\d+|\*)(?:\s*,\s*\d+)?\])?", str(submitted.get("spark.master", "local[*]")))
+    if local is None or submitted.contains("spark.default.parallelism"):
+        return open_session(name)
+    cores = os.cpu_count() or 1 if local[1] == "*" else int(local[1] or 1)
+    return cast(SparkSession, DeferredSession(name, cores))
+
+
+def slots_of(spark: SparkSession) -> int:
+    """Return the number of tasks that a session runs at the same time."""
+    if isinstance(spark, DeferredSession):
+        return spark.slots
+    return max(1, int(spark.sparkContext.defaultParallelism))
 
 
 def open_session(name: str) -> SparkSession:
@@ -62,7 +108,8 @@ def _new_session(name: str) -> SparkSession:
 
 def close_session(spark: SparkSession) -> None:
     """Stop a session of `open_session`, unless the process had it before: a job of Databricks would then not end."""
-    if spark not in _existing:
+    is_unused = isinstance(spark, DeferredSession) and not spark.is_open
+    if not is_unused and spark not in _existing:
         spark.stop()
 
 

@@ -110,7 +110,8 @@ class Step:
     @property
     def slots(self) -> int:
         """The number of tasks that run at the same time."""
-        return max(1, int(self.spark.sparkContext.defaultParallelism))
+        # A deferred session knows them without Spark.
+        return int(getattr(self.spark, "slots", 0) or max(1, self.spark.sparkContext.defaultParallelism))
 
     @property
     def stamp(self) -> str:

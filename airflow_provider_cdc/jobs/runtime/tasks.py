@@ -14,6 +14,7 @@ import random
 import re
 import socket
 import sys
+import threading
 import time
 import traceback
 import uuid
@@ -22,11 +23,11 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from py4j.protocol import Py4JError
-from pyspark import AccumulatorParam, Broadcast, SparkContext
+from pyspark import AccumulatorParam, Broadcast, SparkContext, cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.util import InheritableThread
@@ -38,6 +39,7 @@ from airflow_provider_cdc.errors import CdcError, TerminalError, TransientError
 from airflow_provider_cdc.jobs.runtime.controller import check_interrupts
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.retry import BUDGET_SECONDS, RetryBudget, is_transient
+from airflow_provider_cdc.jobs.runtime.session import DeferredSession, slots_of
 
 # Watches whether a Spark application has executors, because a job without executors waits without end.
 #
@@ -122,7 +124,11 @@ def check_executors(context: Any, title: str) -> None:
 
 Order = TypeVar("Order")
 Result = TypeVar("Result")
+Bundle: TypeAlias = Sequence[tuple[int, Any]]
+"""The orders of one Spark task, with their indices."""
 
+SMALL_BYTES = 16 * 2**20
+"""The number of bytes that this process reads faster than Spark starts."""
 BREATH_SECONDS = 1.0
 """The pause of a worker after an order has failed with a transient error. Without this pause, all orders of a step
 would fail before a server is up again."""
@@ -149,6 +155,7 @@ def run_tasks(
     meanwhile: Callable[[], None] = lambda: None,
     bundle: Callable[[Sequence[Order]], Sequence[int]] | None = None,
     brief: bool = False,
+    size: int | None = None,
 ) -> list[Result]:
     """Call ``work`` for each order, and return the results in the order of ``orders``. Spark starts the first order
     first.
@@ -163,6 +170,8 @@ def run_tasks(
     :param bundle: returns how many neighbouring orders each Spark task handles; None: one.
     :param brief: stop early. The caller sets this if a failure affects all orders until the caller has resolved the
         cause.
+    :param size: the number of bytes that all orders read, if it is known. If Spark has not started yet
+        (`DeferredSession`) and the number is below `SMALL_BYTES`, this process does the work.
     :raises TerminalError: a task failed with a TerminalError, or with an unexpected exception.
     :raises TransientError: no order succeeded before `RetryBudget` ended.
     """
@@ -172,14 +181,14 @@ def run_tasks(
         sizes = bundle([orders[index] for index in missing]) if bundle else [1] * len(missing)
         ahead = iter(missing)
         bundles = [[(index, orders[index]) for index in islice(ahead, size)] for size in sizes]
-        job = _Job(spark.sparkContext, title, bundles, work)
+        job = _job(spark, title, bundles, work, size)
         failed: TransientError | None = None
         streak = 0
         try:
             for index, outcome in job.outcomes(meanwhile):
                 if isinstance(outcome, TransientError):
                     failed, streak = outcome, streak + 1
-                    if brief and streak >= _STREAK * spark.sparkContext.defaultParallelism:
+                    if brief and streak >= _STREAK * slots_of(spark):
                         raise failed
                 elif isinstance(outcome, CdcError):
                     raise outcome
@@ -199,8 +208,58 @@ def run_tasks(
     return [results[index] for index in range(len(orders))]
 
 
+def _job(
+    spark: SparkSession, title: str, bundles: Sequence[Bundle], work: Callable[[Any], Any], size: int | None
+) -> _Job | _JobHere:
+    is_small = size is not None and size < SMALL_BYTES
+    if is_small and isinstance(spark, DeferredSession) and not spark.is_open:
+        return _JobHere(title, bundles, work)
+    return _Job(spark.sparkContext, title, bundles, work)
+
+
 class _JobLost(TransientError):
     """Spark has aborted a job."""
+
+
+class _JobHere:
+    """A job that runs in a thread of this process, without Spark."""
+
+    def __init__(self, title: str, bundles: Sequence[Bundle], work: Callable[[Any], Any]) -> None:
+        self._title = title
+        # A copy, as an executor gets it: the work and the orders may change while they are used.
+        self._bundles, self._work = cloudpickle.loads(cloudpickle.dumps((bundles, work)))
+        self._arrived: list[tuple[int, Any]] = []
+        self._failure: BaseException | None = None
+        self._cancelled = threading.Event()
+
+    def outcomes(self, meanwhile: Callable[[], None]) -> Iterator[tuple[int, Any]]:
+        """Yield the index and the outcome of each order once, as soon as the outcome arrives."""
+        thread = threading.Thread(target=self._run, name=self._title, daemon=True)
+        thread.start()
+        taken = 0
+        while thread.is_alive():
+            thread.join(_POLL_SECONDS)
+            check_interrupts()
+            meanwhile()
+            new = self._arrived[taken:]
+            taken += len(new)
+            yield from new
+        yield from self._arrived[taken:]
+        if self._failure is not None:
+            raise self._failure
+
+    def cancel(self) -> None:
+        # The order in progress goes on, as a task that an executor does not notice to be cancelled.
+        self._cancelled.set()
+
+    def _run(self) -> None:
+        try:
+            for bundle in self._bundles:
+                if self._cancelled.is_set():
+                    return
+                self._arrived += _outcomes_of(self._title, self._work, bundle)
+        except BaseException as failure:
+            self._failure = failure
 
 
 class _Outcomes(AccumulatorParam[list[Any]]):
@@ -222,7 +281,7 @@ class _Job:
         self,
         context: SparkContext,
         title: str,
-        bundles: Sequence[Sequence[tuple[int, Any]]],
+        bundles: Sequence[Bundle],
         work: Callable[[Any], Any],
     ) -> None:
         self._context = context
@@ -363,24 +422,23 @@ def _work_in_task(
     work: Callable[[Any], Any],
     early: Any,
     access: Broadcast[StorageSettings] | None,
-    bundles: Iterator[Sequence[tuple[int, Any]]],
+    bundles: Iterator[Bundle],
 ) -> Iterator[tuple[int, Any]]:
     _acknowledge()
     # Folders in the work and the orders are opened only after this.
     install(None if access is None else access.value)
     for bundle in bundles:
-        if hasattr(work, "session"):
-            outcomes = _outcomes(title, work, bundle)
-        else:
-            outcomes = [(index, _outcome(title, work, work, order)) for index, order in bundle]
+        outcomes = _outcomes_of(title, work, bundle)
         early.add(outcomes)
         yield from outcomes
     _spare_modules()
 
 
-def _outcomes(title: str, work: Any, bundle: Sequence[tuple[int, Any]]) -> list[tuple[int, Any]]:
-    """Return the outcomes of orders in one session. If the session ends with an error, this error becomes the outcome
-    of all orders."""
+def _outcomes_of(title: str, work: Any, bundle: Bundle) -> list[tuple[int, Any]]:
+    """Return the outcomes of the orders of one task. If the work has a session, and the session ends with an error,
+    this error becomes the outcome of all orders."""
+    if not hasattr(work, "session"):
+        return [(index, _outcome(title, work, work, order)) for index, order in bundle]
     outcomes: list[tuple[int, Any]] = []
 
     def all_of_them(first: Any) -> None:

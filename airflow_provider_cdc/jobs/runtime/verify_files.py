@@ -71,7 +71,7 @@ def damaged(step: Step, files: Sequence[Checked]) -> list[tuple[Checked, str]]:
     largest_first = sorted(files, key=lambda one: -one.file.bytes)
     orders = [tuple(largest_first[task::tasks]) for task in range(tasks)]
     work = CheckFiles(step.folder)
-    outcomes = run_tasks(step.spark, "check files", orders, work)
+    outcomes = run_tasks(step.spark, "check files", orders, work, size=size)
     return [one for outcome in outcomes for one in outcome]
 
 

@@ -28,7 +28,7 @@ SETTINGS = ConnectionSettings("mysql", "db.example", 3306, "reader", "s3cret", t
 def stopped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Has the name of each session that was stopped."""
     names: list[str] = []
-    monkeypatch.setattr(app, "open_session", lambda name: SimpleNamespace(stop=lambda: names.append(name)))
+    monkeypatch.setattr(app, "defer_session", lambda name: SimpleNamespace(stop=lambda: names.append(name)))
     for name, value in to_environment(SETTINGS).items():
         monkeypatch.setenv(name, value)
     return names

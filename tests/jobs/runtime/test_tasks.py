@@ -21,8 +21,9 @@ from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import LockNotGranted, SchemaChanged, TerminalError, TransientError
-from airflow_provider_cdc.jobs.runtime import retry
-from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
+from airflow_provider_cdc.jobs.runtime import retry, session, tasks
+from airflow_provider_cdc.jobs.runtime.session import slots_of
+from airflow_provider_cdc.jobs.runtime.tasks import SMALL_BYTES, run_tasks
 from airflow_provider_cdc.jobs.snapshot.parts import Part
 
 
@@ -46,6 +47,48 @@ def test_results_come_in_the_order_of_the_orders_and_each_is_told_once(spark: An
         number * number for number in range(7)
     ]
     assert sorted(told) == [number * number for number in range(7)]
+
+
+def test_little_work_does_not_start_spark_and_meets_the_same_errors(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    def open_session(name: str) -> Any:
+        opened.append(name)
+        return spark
+
+    monkeypatch.setattr(session, "open_session", open_session)
+    deferred: Any = session.DeferredSession("night", 2)
+    tries: list[int] = []
+
+    def work(number: int) -> int:
+        if number == 3:
+            raise SchemaChanged("altered", where="shop.orders")
+        return number * number
+
+    def fails_once(number: int) -> int:
+        if not mark.exists():
+            mark.touch()
+            raise TransientError("down", where="here")
+        return number
+
+    mark = tmp_path / "tried"
+    assert run_tasks(deferred, "square", [2, 1], work, tries.append, size=10) == [4, 1]
+    assert tries == [4, 1]
+    with pytest.raises(SchemaChanged, match="altered"):
+        run_tasks(deferred, "square", [1, 2, 3], work, size=10)
+    monkeypatch.setattr(tasks, "BREATH_SECONDS", 0.0)
+    assert run_tasks(deferred, "retry", [7], fails_once, size=10) == [7]
+    assert slots_of(deferred) == 2
+    assert not opened
+    # Work of an unknown size, and much work, may take a whole cluster.
+    for size in (None, SMALL_BYTES):
+        fresh: Any = session.DeferredSession("night", 2)
+        assert run_tasks(fresh, "pid", [1], lambda _: os.getpid(), size=size) != [os.getpid()]
+        # Spark is faster once it has started.
+        assert run_tasks(fresh, "pid", [1], lambda _: os.getpid(), size=1) != [os.getpid()]
+    assert opened == ["night", "night"]
 
 
 def test_nothing_to_do_is_done(spark: Any) -> None:
