@@ -35,7 +35,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         (
             "snapshot",
-            ["--rounds=1", "--shape=taxi"],
+            ["--rounds=1", "--shape=taxi-mixture"],
             {"mysql_parquet", "mysql_iceberg", "postgres_parquet", "postgres_iceberg"},
             set(),
         ),

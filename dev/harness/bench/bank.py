@@ -67,6 +67,8 @@ def make_bank(server: MysqlServer | PostgresServer, accounts: int) -> None:
         server.query(f"DROP SCHEMA IF EXISTS {schema}{cascade}")
         server.query(f"CREATE SCHEMA {schema}")
     server.query(f"CREATE TABLE {MARKS}.marks (id BIGINT PRIMARY KEY)")
+    # The signalling table of Debezium, with the columns of its documentation.
+    server.query(f"CREATE TABLE {MARKS}.signals (id VARCHAR(42) PRIMARY KEY, type VARCHAR(32), data VARCHAR(2048))")
     for table, columns in TABLES.items():
         listed = ", ".join(f"{name} {of}{' PRIMARY KEY' if name == 'id' else ''}" for name, of in columns.items())
         server.query(f"CREATE TABLE {SCHEMA}.{table} ({listed})")

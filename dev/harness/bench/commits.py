@@ -90,7 +90,8 @@ class MysqlLog(SourceLog):
                     yield commit
                     commit = Commit()
                 elif event.schema == MARKS:
-                    commit.mark = event.rows[0]["values"]["id"]
+                    if event.table == "marks":
+                        commit.mark = event.rows[0]["values"]["id"]
                 else:
                     commit.changes += _mysql_changes(event)
         finally:
@@ -150,6 +151,8 @@ def _add_postgres_change(commit: Commit, line: str) -> None:
     assert found is not None, line
     schema, table, kind, text = found.groups()
     old, separator, new = text.removeprefix("old-key: ").partition(" new-tuple: ")
+    if (schema, table) == (MARKS, "signals"):
+        return
     values = {name: _value(value) for name, value in _VALUE.findall(new if separator else old)}
     if schema == MARKS:
         commit.mark = int(values["id"])

@@ -86,7 +86,8 @@ class Address:
 
 @dataclass(frozen=True)
 class Order:
-    """An order: copy ``table`` (``schema.table``, keys 1 to ``rows``; 0: any) to the folder ``target``, which does not
+    """An order: copy ``table`` (``schema.table``, keys 1 to ``rows``; 0: any; for this package also several tables,
+    separated by commas, with ``rows`` together) to the folder ``target``, which does not
     exist.
 
     ``meanwhile`` are statements to execute after the initial position is recorded: changes to rewind. ``as_of`` is the

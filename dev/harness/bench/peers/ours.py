@@ -29,7 +29,7 @@ def prepare(address: Address) -> Work:
             spark,
             address.settings,
             order.target,
-            [order.table],
+            order.table.split(","),
             run_id=f"202601{order.night + 1:02}T000000Z-00000000",
             consistency=order.consistency,
             as_of=order.as_of,
