@@ -56,7 +56,7 @@ def test_what_preflight_and_each_step_ask_is_selected_from_the_registry(kind: st
     before_it = {check.id for check in (*asked.OF_A_REQUEST, *getattr(asked, "OF_TABLES", ()))}
     # The checks of past positions come after it (`check_past`), and those of replicas are of other servers.
     others = {check.id for check in declared_checks(kind) if Moment.PREFLIGHT in check.when} - before_it
-    assert all(id_.startswith((f"{kind}.past-", f"{kind}.read-replica")) for id_ in others)
+    assert all(id_.startswith((f"{kind}.past-", f"{kind}.read-replica", f"{kind}.log-replica")) for id_ in others)
 
 
 def test_a_moment_at_which_nothing_is_asked_is_a_mistake_of_the_caller() -> None:

@@ -17,14 +17,12 @@ from airflow_provider_cdc.core.run.ledger import Link
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import ExactnessError, LogGone, PreflightError, SourceReplaced, SourceUnavailable
 from airflow_provider_cdc.jobs import spool
+from airflow_provider_cdc.jobs.runtime import retry
 from airflow_provider_cdc.report.facts import DagRunName, report_of
 from harness.mysql_server import MysqlServer
 from harness.proxy import Proxy
 from tests.consistency.mysql.test_replicas import Replicated, replicated
 from tests.soon import soon
-
-LONG = pytest.mark.long
-SLOW = pytest.mark.slow
 
 PARALLEL = {"replica_parallel_workers": "4", "replica_preserve_commit_order": "ON"}
 
@@ -46,7 +44,6 @@ def fleet(spark: SparkSession, tmp_path: Path) -> Iterator[Logged]:
 
 
 @pytest.mark.slow
-@SLOW
 def test_the_log_of_a_lagging_replica_is_waited_for(fleet: Logged) -> None:
     """The replica has nothing of the window when the reads end, and the source has purged it."""
     replica = fleet.replica("b", **PARALLEL)
@@ -80,7 +77,6 @@ def test_the_log_of_a_lagging_replica_is_waited_for(fleet: Logged) -> None:
 
 
 @pytest.mark.slow
-@SLOW
 def test_what_the_log_of_a_replica_would_not_have_is_refused_by_preflight(fleet: Logged) -> None:
     """All reasons, one after the other, each undone afterwards."""
     replica = fleet.replica("b")
@@ -113,7 +109,6 @@ def test_what_the_log_of_a_replica_would_not_have_is_refused_by_preflight(fleet:
 
 
 @pytest.mark.slow
-@SLOW
 def test_what_is_done_on_the_replica_while_its_log_is_needed(fleet: Logged) -> None:
     replica, other = fleet.replica("b"), fleet.replica("c")
 
@@ -168,7 +163,6 @@ def test_what_is_done_on_the_replica_while_its_log_is_needed(fleet: Logged) -> N
 
 
 @pytest.mark.slow
-@SLOW
 def test_the_replica_is_restarted_and_both_servers_purge_their_logs_behind_the_spool(
     fleet: Logged, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,14 +203,14 @@ def test_the_replica_is_restarted_and_both_servers_purge_their_logs_behind_the_s
 
 
 @pytest.mark.slow
-@SLOW
-def test_the_replica_stops_and_a_table_is_altered(fleet: Logged) -> None:
+def test_the_replica_stops_and_a_table_is_altered(fleet: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step that waits for the replica fails with the reason. Its retry moves the run: the log of the replica has
     the change."""
     replica = fleet.replica("b", **PARALLEL)
     run = fleet.run(log=replica, wait=1)
     run.preflight()
     fleet.begin(run)
+    monkeypatch.setattr(retry, "BUDGET_SECONDS", 1.0)
     replica.query("STOP REPLICA SQL_THREAD")
     fleet.replace_writes("after")
     with pytest.raises(SourceUnavailable, match=r"lagged behind .* Replica_SQL_Running: No"):
@@ -227,7 +221,7 @@ def test_the_replica_stops_and_a_table_is_altered(fleet: Logged) -> None:
     fleet.end(run, fleet.rows())
 
 
-@LONG
+@pytest.mark.long
 def test_the_nights_go_on_whatever_server_has_the_log(fleet: Logged) -> None:
     """Each night reads the log of another server. A table is altered between two nights, and the last one copies a
     past position."""
