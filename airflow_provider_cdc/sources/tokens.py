@@ -75,12 +75,13 @@ def logging_in(settings: ConnectionSettings, log_in: Callable[[], Opened]) -> Op
 
     :param log_in: logs in with `password_of`, and raises `refused_login`.
     """
-    used = password_of(settings) if settings.secret_ref else ""
+    # No local variable has the secret, because an error keeps the frames through which it went.
+    used = hash(password_of(settings)) if settings.secret_ref else 0
     try:
         return log_in()
     except LoginRefused:
         # The refusal made `password_of` read the secret anew. More wrong logins could lock the account.
-        if not settings.secret_ref or password_of(settings) == used:
+        if not settings.secret_ref or hash(password_of(settings)) == used:
             raise
     return log_in()
 

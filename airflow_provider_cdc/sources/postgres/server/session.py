@@ -325,11 +325,11 @@ def _log_in(
     """Open a session with the libpq parameters of the settings, and map the errors of the drivers."""
 
     def log_in() -> Opened:
-        arguments = {**parameters(settings), **changed}
+        # No local variable has the password, because an error keeps the frames through which it went.
         try:
-            return connect(arguments)
+            return connect({**parameters(settings), **changed})
         except (psycopg.Error, adbc_driver_manager.Error) as error:
-            raise connect_error(settings, arguments, str(error)) from without_frames(error)
+            raise connect_error(settings, {**parameters(settings), **changed}, str(error)) from without_frames(error)
 
     return logging_in(settings, log_in)
 
