@@ -15,7 +15,14 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.run.ledger import Link
 from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.errors import ExactnessError, LogGone, PreflightError, SourceReplaced, SourceUnavailable
+from airflow_provider_cdc.errors import (
+    CdcError,
+    ExactnessError,
+    LogGone,
+    PreflightError,
+    SourceReplaced,
+    SourceUnavailable,
+)
 from airflow_provider_cdc.jobs import spool
 from airflow_provider_cdc.jobs.runtime import retry
 from airflow_provider_cdc.report.facts import DagRunName, report_of
@@ -29,6 +36,10 @@ PARALLEL = {"replica_parallel_workers": "4", "replica_preserve_commit_order": "O
 
 class Logged(Replicated):
     """A source, and a replica whose log is read."""
+
+    def follow(self, server: MysqlServer) -> None:
+        super().follow(server)
+        self.apply_rows_only(server)
 
     def purge(self) -> None:
         """Remove all log files of the source but an empty new one."""
@@ -92,6 +103,11 @@ def test_what_the_log_of_a_replica_would_not_have_is_refused_by_preflight(fleet:
     fleet.caught_up(replica)
     refused(r"shop.ratio: it has STORED columns, so the log of the replica .* has the values that the replica computed")
     fleet.do("DROP TABLE ratio")
+    replica.query("STOP REPLICA")
+    replica.query("CHANGE REPLICATION SOURCE TO REQUIRE_ROW_FORMAT = 0")
+    replica.query("START REPLICA")
+    refused("it executes statements that a session of the source logs instead of the rows")
+    fleet.apply_rows_only(replica)
     for name, wrong, right in (
         ("binlog_row_image", "MINIMAL", "FULL"),
         ("replica_preserve_commit_order", "OFF", "ON"),
@@ -160,6 +176,13 @@ def test_what_is_done_on_the_replica_while_its_log_is_needed(fleet: Logged) -> N
         with pytest.raises(ExactnessError, match=r"a session on the replica .* committed this transaction") as refusal:
             run.extract_delta()
         assert skipped in str(refusal.value)
+    # Of these statements, its log would have the rows that they change on the replica.
+    run = fleet.run(log=replica, wait=1)
+    run.preflight()
+    fleet.begin(run)
+    fleet.do("SET binlog_format = STATEMENT", "UPDATE stock SET note = 'on the source' WHERE @@server_id = 1")
+    with pytest.raises(CdcError, match=r"it cannot apply a change|Replica_SQL_Running: No"):
+        run.snapshot()
 
 
 @pytest.mark.slow

@@ -54,6 +54,10 @@ class Replicated(Fleet):
         server.query("SET GLOBAL super_read_only = ON")
         return server
 
+    def apply_rows_only(self, replica: MysqlServer) -> None:
+        """Let the applier of a replica stop at statements."""
+        self.do("STOP REPLICA", "CHANGE REPLICATION SOURCE TO REQUIRE_ROW_FORMAT = 1", "START REPLICA", server=replica)
+
     def write_on(self, replica: MysqlServer, *statements: str) -> None:
         """Write on a replica that is read-only before and afterwards."""
         replica.query("SET GLOBAL read_only = OFF")
@@ -526,6 +530,7 @@ def test_random_writes_on_the_source_while_replicas_are_read(seed: int, fleet: R
     more = ("stock_2", "stock_3", "stock_4")
     for name in more:
         fleet.do(f"CREATE TABLE {name} LIKE stock", f"INSERT INTO {name} SELECT * FROM stock")
+    fleet.apply_rows_only(log)
     fleet.caught_up(first)
     fleet.caught_up(log)
     run = fleet.run(first, second, log=log, chunk_rows=30, chunk_pause=0.02)

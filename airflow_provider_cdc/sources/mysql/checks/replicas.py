@@ -29,9 +29,11 @@ from airflow_provider_cdc.sources.mysql.checks.context import ServerContext
 from airflow_provider_cdc.sources.mysql.checks.replica_tables import differences_of_tables
 from airflow_provider_cdc.sources.mysql.server import commit_times
 from airflow_provider_cdc.sources.mysql.server.commit_times import last_transactions
-from airflow_provider_cdc.sources.mysql.server.dialect import AURORA, RDS, XA_VISIBLE_WHEN_EXECUTED
+from airflow_provider_cdc.sources.mysql.server.dialect import AURORA, RDS, SELF_MANAGED, XA_VISIBLE_WHEN_EXECUTED
 from airflow_provider_cdc.sources.mysql.server.log_history import log_files, unclosed
 from airflow_provider_cdc.sources.mysql.server.server import (
+    applier_grant,
+    applies_statements,
     executed,
     filter_grants,
     replica_status,
@@ -55,6 +57,7 @@ T = TypeVar("T")
 _EACH = (Moment.PREFLIGHT, Moment.EACH_SESSION, Moment.READS_ENDED)
 _CHECK_TABLE = "sources.mysql.steps.replica_reads:ReplicaSession.check_table"
 _OTHER = "name a replica that replicates directly from the source"
+_ONLY_ROWS = "STOP REPLICA; CHANGE REPLICATION SOURCE TO REQUIRE_ROW_FORMAT = 1; START REPLICA"
 _REBUILD = "build the replica anew from the source, or read no more from it"
 
 _RULES = {
@@ -234,6 +237,22 @@ def _filters(context: ReplicaContext) -> Iterable[Problem]:
             )
 
 
+def _only_rows(context: ReplicaContext) -> Iterable[Problem]:
+    # What a statement changes here may not be what it changed on the source, and the log of the replica has rows.
+    if not context.is_log_server or context.service is not SELF_MANAGED:
+        return
+    executes = applies_statements(context.connection)
+    if executes is None:
+        what = "this user may not see whether it executes statements of the source (REQUIRE_ROW_FORMAT)"
+        yield context.problem(what, applier_grant(context.connection))
+    elif executes:
+        yield context.problem(
+            "it executes statements that a session of the source logs instead of the rows (SET binlog_format), so its "
+            "log may have other rows than the source",
+            _ONLY_ROWS,
+        )
+
+
 def _own_writes(context: ReplicaContext) -> Iterable[Problem]:
     # An empty transaction with the same GTID on the source hides such a write from all comparisons.
     own = {uuid for uuid, _, _ in GtidSet.parse(f"{context.server_uuid}:1").items()}
@@ -267,6 +286,14 @@ REPLICAS: tuple[Check[ReplicaContext], ...] = (
         _EACH,
         "remove the filter and build the replica anew",
         _filters,
+    ),
+    Check(
+        "mysql.log-replica-rows",
+        "A replica whose log is read executes no statement that the source logged instead of the rows "
+        "(`REQUIRE_ROW_FORMAT`).",
+        _EACH,
+        _ONLY_ROWS,
+        _only_rows,
     ),
     Check(
         "mysql.read-replica-read-only",

@@ -336,6 +336,10 @@ _TABLES = {
         "global_status": ("read the time of the server's start", "performance-schema-status-variable-tables"),
         "metadata_locks": ("name the session that keeps a table locked", "performance-schema-metadata-locks-table"),
         "processlist": ("notice OPTIMIZE TABLE", "performance-schema-processlist-table"),
+        "replication_applier_configuration": (
+            "check a replica whose log is read",
+            "performance-schema-replication-applier-configuration-table",
+        ),
         "replication_applier_filters": (
             "check a server after a failover",
             "performance-schema-replication-applier-filters-table",
@@ -349,7 +353,13 @@ _TABLES = {
     },
 }
 _PROCESS = "PROCESS ON *.*"
-_HIDDEN = ("metadata_locks", "replication_applier_filters", "replication_applier_global_filters", "threads")
+_HIDDEN = (
+    "metadata_locks",
+    "replication_applier_configuration",
+    "replication_applier_filters",
+    "replication_applier_global_filters",
+    "threads",
+)
 """The tables of the performance schema that not all users see."""
 TABLES: Mapping[str, Feature] = {
     f"{schema}.{name}".lower(): Feature(

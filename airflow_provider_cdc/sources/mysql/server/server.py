@@ -216,6 +216,25 @@ def filter_grants(connection: Connection) -> str:
     return "; ".join(f"GRANT SELECT ON performance_schema.{name} TO {account(connection)}" for name in _FILTERS)
 
 
+_APPLIERS = "performance_schema.replication_applier_configuration"
+
+
+def applies_statements(connection: Connection) -> bool | None:
+    """Return whether an applier of the server also executes statements that the source logged instead of the rows.
+    None: this user may not see this."""
+    try:
+        return any(found != "YES" for (found,) in query(connection, f"SELECT REQUIRE_ROW_FORMAT FROM {_APPLIERS}"))
+    except pymysql.OperationalError as error:
+        if error.args[0] != _TABLE_ACCESS_DENIED:
+            raise
+        return None
+
+
+def applier_grant(connection: Connection) -> str:
+    """Return a hint: what shows the settings of the appliers to this user."""
+    return f"GRANT SELECT ON {_APPLIERS} TO {account(connection)}"
+
+
 def is_replica(connection: Connection) -> bool | None:
     """Return whether the server is a replica. None: the user lacks the privilege to query this. Another check reports
     the missing privilege."""
