@@ -138,6 +138,11 @@ def test_what_is_done_on_the_replica_while_its_log_is_needed(fleet: Logged) -> N
 
     idempotent = [f"SET GLOBAL replica_exec_mode = {mode}" for mode in ("IDEMPOTENT", "STRICT")]
     refused(*idempotent, because="replica_exec_mode was set at")
+    filters = [
+        f"CHANGE REPLICATION FILTER REPLICATE_WILD_IGNORE_TABLE = ('{names}')" for names in ("shop.s%", "mysql.rds_%")
+    ]
+    fleet.do("STOP REPLICA", filters[1], "START REPLICA", server=replica)
+    refused("STOP REPLICA", *filters, "START REPLICA", because="replication filter was set at")
     refused("SET GLOBAL binlog_row_image = MINIMAL", because="binlog_row_image: is MINIMAL")
     fleet.do("SET GLOBAL binlog_row_image = FULL", server=replica)
     refused("STOP REPLICA", "RESET REPLICA ALL", because="is not a replica")

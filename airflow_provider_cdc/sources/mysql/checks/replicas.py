@@ -32,6 +32,7 @@ from airflow_provider_cdc.sources.mysql.server.commit_times import last_transact
 from airflow_provider_cdc.sources.mysql.server.dialect import AURORA, RDS, SELF_MANAGED, XA_VISIBLE_WHEN_EXECUTED
 from airflow_provider_cdc.sources.mysql.server.log_history import log_files, unclosed
 from airflow_provider_cdc.sources.mysql.server.server import (
+    FILTER,
     applier_grant,
     applies_statements,
     executed,
@@ -71,7 +72,7 @@ _RULES = {
     "replica_type_conversions": ("", "it may change values that do not fit into its columns"),
 }
 _READ_ONLY = ("super_read_only", "read_only")
-WATCHED = (*_RULES, *_READ_ONLY, "slave_exec_mode", "slave_type_conversions", "gtid_purged")
+WATCHED = (*_RULES, *_READ_ONLY, "slave_exec_mode", "slave_type_conversions", "gtid_purged", FILTER)
 """Settings that must not be set while tables are read, not even to the same value."""
 _RESETS = "RESET"
 _ZONE = """

@@ -191,6 +191,7 @@ def replica_status(connection: Connection) -> list[dict[str, Any]]:
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
+FILTER = "replication filter"
 _FILTERS = ("replication_applier_filters", "replication_applier_global_filters")
 
 
@@ -214,6 +215,18 @@ def filter_grants(connection: Connection) -> str:
     if not value(connection, "@@global.performance_schema"):
         return "start the server with performance_schema=ON"
     return "; ".join(f"GRANT SELECT ON performance_schema.{name} TO {account(connection)}" for name in _FILTERS)
+
+
+def _filters_set(connection: Connection) -> str:
+    """Return the last time at which a session set a filter that the server has, as text."""
+    sql = "SELECT COALESCE(CAST(MAX(ACTIVE_SINCE) AS CHAR), '') FROM performance_schema.{} WHERE CONFIGURED_BY LIKE %s"
+    try:
+        return max(str(query(connection, sql.format(name), ("CHANGE%",))[0][0]) for name in _FILTERS)
+    except pymysql.OperationalError as error:
+        if error.args[0] != _TABLE_ACCESS_DENIED:
+            raise
+        # Another check reports the missing privilege.
+        return ""
 
 
 _APPLIERS = "performance_schema.replication_applier_configuration"
@@ -259,7 +272,10 @@ def last_set(connection: Connection, names: Sequence[str] = WATCHED_IN_THE_PAST)
 
 
 def set_times(connection: Connection, names: Sequence[str] = WATCHED) -> dict[str, str]:
-    """Return the time at which each setting was last set in the running server, as text. Empty: it was not set."""
+    """Return the time at which each setting was last set in the running server, as text. Empty: it was not set.
+
+    `FILTER` is the name for all replication filters.
+    """
     marks = ", ".join(["%s"] * len(names))
     rows = query(
         connection,
@@ -267,7 +283,7 @@ def set_times(connection: Connection, names: Sequence[str] = WATCHED) -> dict[st
         f"WHERE VARIABLE_NAME IN ({marks})",
         names,
     )
-    return dict(rows)
+    return dict(rows) | ({FILTER: _filters_set(connection)} if FILTER in names else {})
 
 
 # Managed services: how they differ from a self-managed server. `dialect` describes them.
