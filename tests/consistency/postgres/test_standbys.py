@@ -167,6 +167,10 @@ class Standbys:
         """Whether a session of the run waits on a standby."""
         return self._is_in(server, "%pg_get_wal_replay_pause_state%")
 
+    def is_confirmed(self, server: PostgresServer) -> bool:
+        """Whether a session of the run has just looked for transactions of the source on a standby."""
+        return self._is_in(server, "%pg_xact_status%")
+
     def is_read(self, server: PostgresServer) -> bool:
         """Whether a session of the run has begun to read chunks on a standby."""
         return self._is_in(server, 'COPY %ONLY "public"."stock"%') or self._is_in(server, "COMMIT")
@@ -290,7 +294,9 @@ def test_the_standby_with_the_slot_goes_away_in_mid_run(how: str, pair: Standbys
 
 
 @pytest.mark.slow
-def test_slots_on_a_standby_that_killed_attempts_left_are_dropped(pair: Standbys) -> None:
+def test_slots_on_a_standby_that_killed_attempts_left_are_dropped(
+    pair: Standbys, caplog: pytest.LogCaptureFixture
+) -> None:
     """Two attempts are killed before they record their slots."""
     standby = pair.standby(None, **FEEDBACK)
     run = pair.run(log=standby)
@@ -308,6 +314,25 @@ def test_slots_on_a_standby_that_killed_attempts_left_are_dropped(pair: Standbys
     assert pair.slots(standby) == []
     run.source.record_initial(run.plans, LockPolicy(), pair.run_id)
     assert [run.source.drop_unused(one) for one in run.source.kept_objects([])] == ["", ""]
+    assert pair.slots(standby) == []
+    # A slot that is not found may be on another standby.
+    assert "does not have the slot" not in caplog.text
+    run.source.record_initial(run.plans, LockPolicy(), pair.run_id)
+    pair.do("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots", server=standby)
+    run.release()
+    assert "does not have the slot" in caplog.text
+    assert pair.slots(standby) == []
+
+
+@pytest.mark.slow
+def test_a_standby_that_stops_while_the_slot_is_created_is_named(pair: Standbys) -> None:
+    """No transaction delays the slot."""
+    standby = pair.standby(None, **FEEDBACK)
+    with Proxy(standby.port) as name:
+        run = pair.run(log=name, lock=LockPolicy(slot_wait_seconds=1))
+        name.meanwhile = lambda: pair.pause(standby) if pair.is_confirmed(standby) else None
+        with pytest.raises(SourceUnavailable, match="its replay is paused"):
+            run.lock_and_record()
     assert pair.slots(standby) == []
 
 

@@ -326,16 +326,17 @@ def discard(settings: ConnectionSettings, facts: PostgresFacts) -> None:
     drop(settings, facts.slot, facts.publication.name if facts.publication_made else "")
 
 
-def drop(settings: ConnectionSettings, slot: str, publication: str = "") -> None:
+def drop(settings: ConnectionSettings, slot: str, publication: str = "", *, failed: bool = False) -> None:
     """Drop a slot and a publication. If they do not exist, do nothing.
 
+    :param failed: this try failed, so its slot may not exist.
     :raises TransientError: a session that uses the slot did not end.
     :raises SourceUnavailable: a standby answered. A standby has nothing to drop.
     """
     with session(settings) as connection:
         require_primary(settings, connection)
         if slot:
-            _drop_on_standby(settings, connection, slot)
+            _drop_on_standby(settings, connection, slot, failed=failed)
         _drop(connection, slot, publication)
 
 
@@ -343,7 +344,7 @@ def drop_after_error(settings: ConnectionSettings, slot: str, publication: str =
     """Drop a slot and a publication while another error is handled: no later run would find them. If they cannot be
     dropped, this is only logged, so that the first error is raised."""
     try:
-        drop(settings, slot, publication)
+        drop(settings, slot, publication, failed=True)
     except CdcError as also:
         _log.warning("The slot %s may be left on the server: %s", slot, also)
 
@@ -355,7 +356,7 @@ def require_primary(settings: ConnectionSettings, connection: Connection) -> Non
         )
 
 
-def _drop_on_standby(settings: ConnectionSettings, connection: Connection, name: str) -> None:
+def _drop_on_standby(settings: ConnectionSettings, connection: Connection, name: str, *, failed: bool = False) -> None:
     """Drop the slot of a run on the standby from which its log is read. What is on the source stays until then, so that
     the slot can be found.
 
@@ -363,6 +364,8 @@ def _drop_on_standby(settings: ConnectionSettings, connection: Connection, name:
     """
     if settings.log_server is not None:
         with session(settings.log_server) as standby:
+            if not failed:
+                _warn_if_elsewhere(settings.log_server, connection, standby, name)
             _drop(standby, name, "")
     elif why := _on_standby(connection, name):
         raise ConfigurationError(why, where=f"replication slot {name}", hint=_DROP_THERE)
@@ -372,6 +375,21 @@ _DROP_THERE = (
     "clean up with the connection of `Read.log_conn_id`, too; or drop the slot there (pg_drop_replication_slot), and "
     "then the slot of this name and the publication on the source"
 )
+
+
+def _warn_if_elsewhere(settings: ConnectionSettings, connection: Connection, standby: Connection, name: str) -> None:
+    """Warn if the slot of a run may be on another standby. What is on the source no longer shows it afterwards."""
+    if not value(standby, _EXISTS, (name,)) and _on_standby(connection, name):
+        _log.warning(
+            "The standby %s does not have the slot %s. If `Read.log_conn_id` named another standby when the run began, "
+            "and the position was fixed, the slot is still there and keeps log: SELECT pg_drop_replication_slot('%s')",
+            settings.address,
+            name,
+            name,
+        )
+
+
+_EXISTS = "EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = %s)"
 
 
 def _on_standby(connection: Connection, name: str) -> str:
@@ -481,6 +499,7 @@ def drop_unused(settings: ConnectionSettings, one: KeptObject) -> str:
                 return f"{why}: {_DROP_THERE}"
             if settings.log_server is not None and one.kind == SLOT:
                 with session(settings.log_server) as standby:
+                    _warn_if_elsewhere(settings.log_server, connection, standby, one.name)
                     if why := _drop_leftover(standby, one):
                         return why
             return _drop_leftover(connection, one)

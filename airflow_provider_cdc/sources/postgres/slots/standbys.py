@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import psycopg
 
 from airflow_provider_cdc.core.positions.position import Lsn
-from airflow_provider_cdc.errors import CdcError, ExactnessError, LogGone, SourceUnavailable
+from airflow_provider_cdc.errors import CdcError, ExactnessError, LockNotGranted, LogGone, SourceUnavailable
 from airflow_provider_cdc.sources.api.source import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, session, value
@@ -33,6 +33,7 @@ _POLL_SECONDS = (0.01, 0.5)
 """The shortest and the longest time between two looks at the standby."""
 _BITS = 32
 _LOGGED_SECONDS = 0.2
+_LAG_SECONDS = 3.0
 
 BACKEND = "pg_catalog.concat_ws(' ', pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_backend_pid())"
 """Tells the process of a server that answers a statement from those of all servers."""
@@ -244,8 +245,13 @@ def slot_on_standby(settings: session_setup.RunSettings, name: str, seconds: flo
         opened = StandbySession(partial(query, leader), settings, standby, settings.replica_wait_seconds)
         opened.confirm()
         sql = f"CREATE_REPLICATION_SLOT {on_standby} TEMPORARY LOGICAL {slots.PLUGIN} (SNAPSHOT 'export')"
-        with _transactions_logged(settings):
-            begin, _ = waits.consistent_point(settings, leader, sql, seconds)
+        try:
+            with _transactions_logged(settings):
+                begin, _ = waits.consistent_point(settings, leader, sql, seconds)
+        except LockNotGranted:
+            # A standby that gets or replays no log waits, too, whatever transactions there are.
+            replace(opened, seconds=_LAG_SECONDS).confirm()
+            raise
         with slots.new_slot(settings, on_source, seconds, temporary=True) as (position, view):
             yield position, view
         if position < begin:

@@ -55,6 +55,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_NO_SLOT = (
+    "The standby %s has no primary_slot_name. So the source does not know that a standby decodes its log. If the "
+    "standby loses its connection for a while, or a session runs VACUUM FULL on the catalog of the source, the run may "
+    "fail (`could not map filenumber`, or a slot that is lost). Let the standby use a slot of the source"
+)
 _STARTED = "SELECT 'started at ' || pg_catalog.pg_postmaster_start_time()::text"
 
 
@@ -175,6 +180,8 @@ def standby_problems(
                         source, name=name, state=state, log=connection, settings=own, tables=tables, plans=plans
                     )
                     problems += problems_of(LOG_ON_STANDBY, Moment.PREFLIGHT, of_log)
+                    if not value(connection, "current_setting('primary_slot_name')"):
+                        _log.warning(_NO_SLOT, name)
                 else:
                     of_reads = StandbyContext(source, name=name, state=state)
                     problems += problems_of(STANDBYS, Moment.PREFLIGHT, of_reads)
