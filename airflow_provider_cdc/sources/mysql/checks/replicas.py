@@ -29,7 +29,7 @@ from airflow_provider_cdc.sources.mysql.checks.context import ServerContext
 from airflow_provider_cdc.sources.mysql.checks.replica_tables import differences_of_tables
 from airflow_provider_cdc.sources.mysql.server import commit_times
 from airflow_provider_cdc.sources.mysql.server.commit_times import last_transactions
-from airflow_provider_cdc.sources.mysql.server.dialect import AURORA, RDS, SELF_MANAGED, XA_VISIBLE_WHEN_EXECUTED
+from airflow_provider_cdc.sources.mysql.server.dialect import AURORA, RDS, XA_VISIBLE_WHEN_EXECUTED
 from airflow_provider_cdc.sources.mysql.server.log_history import log_files, unclosed
 from airflow_provider_cdc.sources.mysql.server.server import (
     FILTER,
@@ -58,7 +58,10 @@ T = TypeVar("T")
 _EACH = (Moment.PREFLIGHT, Moment.EACH_SESSION, Moment.READS_ENDED)
 _CHECK_TABLE = "sources.mysql.steps.replica_reads:ReplicaSession.check_table"
 _OTHER = "name a replica that replicates directly from the source"
-_ONLY_ROWS = "STOP REPLICA; CHANGE REPLICATION SOURCE TO REQUIRE_ROW_FORMAT = 1; START REPLICA"
+_ONLY_ROWS = (
+    "STOP REPLICA; CHANGE REPLICATION SOURCE TO REQUIRE_ROW_FORMAT = 1; START REPLICA. If the service does not let you "
+    "do this, leave `Read.log_conn_id` empty"
+)
 _REBUILD = "build the replica anew from the source, or read no more from it"
 
 _RULES = {
@@ -240,7 +243,7 @@ def _filters(context: ReplicaContext) -> Iterable[Problem]:
 
 def _only_rows(context: ReplicaContext) -> Iterable[Problem]:
     # What a statement changes here may not be what it changed on the source, and the log of the replica has rows.
-    if not context.is_log_server or context.service is not SELF_MANAGED:
+    if not context.is_log_server:
         return
     executes = applies_statements(context.connection)
     if executes is None:
