@@ -64,7 +64,8 @@ def test_the_log_of_a_lagging_replica_is_waited_for(fleet: Logged) -> None:
     fleet.replace_writes("before")
     expected = fleet.begin(run)
     fleet.replace_writes("after")
-    received = "SELECT RECEIVED_TRANSACTION_SET FROM performance_schema.replication_connection_status"
+    channel = "performance_schema.replication_connection_status"
+    received = f"SELECT CONCAT(RECEIVED_TRANSACTION_SET, ',', @@global.gtid_executed) FROM {channel}"
     ((executed,),) = fleet.primary.query("SELECT @@global.gtid_executed")
     soon(lambda: replica.query(f"SELECT GTID_SUBSET('{executed}', ({received}))"), [(1,)])
     fleet.purge()
