@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 from typing import Any, cast
 
 from pyspark import SparkConf, SparkContext
@@ -35,6 +36,7 @@ class DeferredSession:
     def __init__(self, name: str, slots: int) -> None:
         self._name = name
         self._opened: SparkSession | None = None
+        self._lock = threading.Lock()
         self.slots = slots
 
     @property
@@ -42,8 +44,10 @@ class DeferredSession:
         return self._opened is not None
 
     def __getattr__(self, name: str) -> Any:
-        if self._opened is None:
-            self._opened = open_session(self._name)
+        # The thread that reads the log beside the tables may need the session at the same time.
+        with self._lock:
+            if self._opened is None:
+                self._opened = open_session(self._name)
         return getattr(self._opened, name)
 
 
