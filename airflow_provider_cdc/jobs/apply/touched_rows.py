@@ -32,6 +32,9 @@ Arrow builds a hash table of all touched keys for each search, however few rows 
 TOUCHED_BYTES = 256 * 2**20
 """Bytes of touched keys that a task holds at a time. The keys must fit into one array of 2 GiB."""
 _PRUNED_VALUES = 100_000
+_FEW_ROWS = 16
+"""A binary search for each touched key is quicker than a hash table if there is at most one such key in this number of
+rows."""
 
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -74,6 +77,41 @@ class TouchedKeys:
         low, high = bounds(statistics, self.first.type)
         at = bisect_left(self._sorted, low)
         return at < len(self._sorted) and bool(self._sorted[at] <= high)
+
+    def first_found_in(self, columns: Sequence[pa.ChunkedArray]) -> list[BoolArray]:
+        """Return a mask for each column: the values that are the first value of a touched key."""
+        assert self.first is not None
+        masks = [self._found_in_order(column) for column in columns]
+        others = [column for column, mask in zip(columns, masks, strict=True) if mask is None]
+        if not others:
+            return [mask for mask in masks if mask is not None]
+        values = pa.chunked_array([chunk for column in others for chunk in column.chunks], self.first.type)
+        # Search them together, because Arrow builds a hash table of all touched values for each search.
+        found = iter(_split(pc.is_in(values, value_set=self.first).to_numpy(), [len(column) for column in others]))
+        return [next(found) if mask is None else mask for mask in masks]
+
+    def _found_in_order(self, column: pa.ChunkedArray) -> BoolArray | None:
+        """Search a column of ascending numbers, as in files that were read in the order of the key. For few touched
+        keys, this takes a tenth of the time of a search with a hash table. None: use the hash table."""
+        assert self.first is not None
+        if not isinstance(self._sorted, np.ndarray) or column.type != self.first.type:
+            return None
+        if column.null_count or column.num_chunks != 1:
+            return None
+        values = _numbers(column.chunk(0))
+        if not len(values) or (values[1:] < values[:-1]).any():
+            return None
+        touched = self._sorted[
+            np.searchsorted(self._sorted, values[0], "left") : np.searchsorted(self._sorted, values[-1], "right")
+        ]
+        if len(touched) > len(values) // _FEW_ROWS:
+            return None
+        starts, stops = np.searchsorted(values, touched, "left"), np.searchsorted(values, touched, "right")
+        # The first column of a key may have the same value in several rows.
+        lengths = stops - starts
+        mask = np.zeros(len(values), np.bool_)
+        mask[np.repeat(stops - np.cumsum(lengths), lengths) + np.arange(lengths.sum())] = True
+        return mask
 
     def identified_by_first(self, key: Sequence[str]) -> bool:
         """Return whether the value of the first key column alone identifies a touched row."""
@@ -133,9 +171,15 @@ def _sorted_values(values: pa.Array) -> Any:
         if len(values) > _PRUNED_VALUES:
             return None
         return sorted(values.cast(pa.binary()).to_pylist())
+    return np.sort(_numbers(values))
+
+
+def _numbers(values: pa.Array) -> np.ndarray[Any, Any]:
+    """Return integers, dates or timestamps without nulls as integers."""
     if not pa.types.is_integer(values.type):
         values = values.view(pa.int32() if values.type.bit_width == 32 else pa.int64())
-    return np.sort(values.to_numpy())
+    numbers: np.ndarray[Any, Any] = values.to_numpy()
+    return numbers
 
 
 def bounds(statistics: pq.Statistics, kind: pa.DataType) -> tuple[Any, Any]:
@@ -252,9 +296,7 @@ def mark(files: Iterable[MarkedFile], key: Sequence[str], touched: TouchedKeys) 
 def _mark_block(block: Sequence[TouchedRowGroup], key: Sequence[str], touched: TouchedKeys) -> None:
     masks = [np.ones(group.rows, np.bool_) for group in block]
     if touched.first is not None:
-        columns = [group.file.read(group.number, key[:1])[0] for group in block]
-        values = pa.chunked_array([chunk for column in columns for chunk in column.chunks], touched.first.type)
-        masks = _split(pc.is_in(values, value_set=touched.first).to_numpy(), [group.rows for group in block])
+        masks = touched.first_found_in([group.file.read(group.number, key[:1])[0] for group in block])
     masks = [_live(group, mask) for group, mask in zip(block, masks, strict=True)]
     if not touched.identified_by_first(key):
         masks = _confirmed(block, masks, key, touched)

@@ -119,6 +119,7 @@ def test_touched_keys_are_taken_out(
     present = data.draw(st.lists(st.sampled_from(values), unique_by=repr, min_size=1))
     gone = data.draw(st.lists(st.sampled_from(values), unique_by=repr))
     monkeypatch.setattr(touched, "BLOCK_ROWS", data.draw(st.sampled_from([1, 3, 1000])))
+    monkeypatch.setattr(touched, "_FEW_ROWS", data.draw(st.sampled_from([1, 1000])))
     schema = pa.schema([("n", pa.int32()), ("k", kind)])
     rows = pa.table([pa.array(range(len(present)), pa.int32()), pa.array(present, kind)], schema=schema)
     changed = pa.record_batch({"k": pa.array(gone, kind)})
@@ -135,6 +136,19 @@ def test_a_composite_key_matches_as_a_whole(tmp_path: Path) -> None:
     changed = pa.record_batch({"a": ["x", "y"], "b": pa.array([2, 2], pa.int32())})
     left, _ = take_out(tmp_path, schema, ("a", "b"), rows, changed, [0, 0])
     assert left["v"].to_pylist() == ["one", "three"]
+
+
+@pytest.mark.parametrize("ascending", [True, False])
+def test_every_row_is_found_whose_first_key_value_other_rows_have_too(ascending: bool, tmp_path: Path) -> None:
+    schema = pa.schema([("a", pa.uint64()), ("b", pa.int32())])
+    values = [0, 5, 2**53, 2**53 + 1, 2**64 - 1]
+    pairs = [(value, number) for value in values for number in range(40)]
+    gone = [(5, 0), (5, 39), (2**53 + 1, 7), (2**64 - 1, 20), (2**64 - 1, 40)]
+    rows = pa.table(list(zip(*(pairs if ascending else reversed(pairs)), strict=True)), schema=schema)
+    changed = pa.record_batch(list(zip(*gone, strict=True)), schema=schema)
+    left, _ = take_out(tmp_path, schema, ("a", "b"), rows, changed, [0] * len(gone))
+    found = zip(left["a"].to_pylist(), left["b"].to_pylist(), strict=True)
+    assert sorted(found) == [pair for pair in pairs if pair not in gone]
 
 
 def test_a_file_without_touched_rows_is_adopted_and_an_emptied_one_vanishes(tmp_path: Path) -> None:
