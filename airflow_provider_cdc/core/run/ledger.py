@@ -168,6 +168,8 @@ _KINDS: dict[str, type[Entry]] = {
 }
 _decoded: dict[str, Entry] = {}
 """The entries that this process decoded last, by their digests."""
+_digests: dict[str, tuple[Mapping[str, Any], str]] = {}
+"""The entries whose digests this process computed last, by their tokens."""
 
 
 @dataclass(frozen=True)
@@ -290,7 +292,7 @@ class Ledger:
         first = self._read(FIRST)
         if first is None:
             return State()
-        digest, state = records.digest_of(first), self._known
+        digest, state = _digest_of(first), self._known
         listed: dict[str, Any] = {}
         if state.chain[:1] != (digest,):
             state = self._after(State(), FIRST, first)
@@ -317,7 +319,7 @@ class Ledger:
         return present if present.chain[: len(chain)] == chain else None
 
     def _after(self, state: State, name: str, data: Mapping[str, Any]) -> State:
-        digest = records.digest_of(data)
+        digest = _digest_of(data)
         # A process opens the ledger of its run several times, and the manifest of hundreds of tables is large.
         if (entry := _decoded.get(digest)) is None:
             entry = self._decode(name, data)
@@ -365,6 +367,18 @@ class Ledger:
         names = [name for name in self._folder.files(FOLDER) if name.endswith(".json")][_FEW:]
         with ThreadPoolExecutor(_READERS) as readers:
             return dict(zip(names, readers.map(self._read, names), strict=True))
+
+
+def _digest_of(data: Mapping[str, Any]) -> str:
+    """Return the digest of an entry. Each state begins with the digest of the first entry, which has the manifest."""
+    token = str(data.get("token"))
+    known, digest = _digests.get(token, (None, ""))
+    if known != data:
+        digest = records.digest_of(data)
+        if len(_digests) >= _FEW:
+            _digests.clear()
+        _digests[token] = data, digest
+    return digest
 
 
 def _name_after(state: State) -> str:

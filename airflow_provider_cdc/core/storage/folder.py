@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import msgspec
+
 from airflow_provider_cdc.core.storage import durable
 from airflow_provider_cdc.core.storage.conditional import Conditional, conditional_in, key_of
 from airflow_provider_cdc.core.storage.filesystems import LazyModule, Opened, convert_store_errors
@@ -388,7 +390,8 @@ def _no_number(name: str) -> NoReturn:
 
 
 def _json_bytes(data: Any) -> bytes:
-    return json.dumps(data, indent=2, ensure_ascii=False).encode()
+    # With an indent, `json.dumps` does not use its compiled encoder.
+    return msgspec.json.format(json.dumps(data, ensure_ascii=False).encode(), indent=2)
 
 
 # Lists files with their sizes and times, and reads the clock of a store.

@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain, combinations, product
 
 import pymysql
@@ -40,6 +41,7 @@ class Declared:
         return int(parts[index]) if index < len(parts) else default
 
 
+@lru_cache(maxsize=1024)
 def parse(text: str) -> Declared | None:
     """Parse a type as information_schema shows it. None: the text has another form."""
     match = _DECLARED.fullmatch(text)

@@ -286,7 +286,7 @@ def column_types(table: Table) -> tuple[ColumnType, ...]:
         ColumnType.of(column, table.identifies(column.name), policy) if column.name in read else _left_out(column)
         for column in table.columns
     )
-    return tuple(replace(entry, apart=_is_told_apart(table, entry)) for entry in entries)
+    return tuple(replace(entry, apart=True) if _is_told_apart(table, entry) else entry for entry in entries)
 
 
 def arrow_schema(table: Table) -> pa.Schema:
