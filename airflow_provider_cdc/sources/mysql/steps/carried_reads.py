@@ -32,10 +32,6 @@ class CarriesReads:
 
     settings: ConnectionSettings
 
-    def end_of_log(self) -> LogEnd:
-        with session(self.settings) as connection:
-            return LogEnd(str(end_of_shown(self.settings, connection)))
-
     def ends_of_reads(self, tables: Sequence[Table]) -> dict[TableName, LogEnd]:
         # Do not hold up the reads for a log server that lags behind: without its end, an altered table is read again.
         settings = replace(self.settings, replica_wait_seconds=1)
