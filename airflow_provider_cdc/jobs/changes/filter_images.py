@@ -92,12 +92,6 @@ def selected_changes(source: Source, tables: Sequence[TrackedTable], rows: pa.Ta
     return pa.concat_tables(parts)
 
 
-def needs_composing(tables: Sequence[TrackedTable]) -> bool:
-    """Return whether a row may occur twice after columns have been left out or a schema change was carried, even within
-    the net change of one segment."""
-    return any(tracked.table.keyless and (tracked.table.selection.columns or tracked.table.eras) for tracked in tables)
-
-
 def _by_table(rows: pa.Table) -> list[tuple[int, pa.Table]]:
     indices = pc.unique(rows["table"]).to_pylist()
     return [(index, rows.filter(pc.equal(rows["table"], index))) for index in indices]

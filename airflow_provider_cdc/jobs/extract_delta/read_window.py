@@ -13,7 +13,6 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import CdcError, DecodeError, ExactnessError
 from airflow_provider_cdc.jobs.changes import net_change_files
-from airflow_provider_cdc.jobs.changes.filter_images import needs_composing
 from airflow_provider_cdc.jobs.extract_delta.windows import BACK, Window, check_bases
 from airflow_provider_cdc.jobs.log.keyless import CountChanges
 from airflow_provider_cdc.jobs.log.read_segment import (
@@ -236,7 +235,11 @@ def compose(
     is_counted = bool(window.spooled or window.units)
     files = tuple(file for record in segments for file in record.towards)
     counts = [record.counts for record in segments]
-    if segments and (len(segments) > 1 or is_counted or pending or parts or needs_composing(window.tables)):
+    # A row of a keyless table may occur several times, even within the net change of one segment: different images may
+    # be the same row. Columns may be left out, a schema change may be carried, and MySQL stores some equal texts in
+    # several ways (numbers in JSON, characters with two codes).
+    repeats = any(one.table.keyless and one.index in touched for touched in counts for one in window.tables)
+    if segments and (len(segments) > 1 or is_counted or pending or parts or repeats):
         held = sum(record.held for record in read)
         all_files = [file for record in segments for file in record.all_files]
         ranges = _bucket_ranges(step, all_files, held)

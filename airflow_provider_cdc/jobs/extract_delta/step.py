@@ -5,8 +5,8 @@ rolled forward, the window extends from the position of their base to the initia
 are read together.
 
 Each segment of the log is read by one task, which reduces the segment to its net change (``core.tables.net_change``:
-changes may be grouped in any order). If a window has several segments, further tasks compose their net changes by key.
-Each of these tasks handles some buckets of all keys.
+changes may be grouped in any order). If a window has several segments, or changes of tables without a key, further
+tasks compose the net changes by key. Each of these tasks handles some buckets of all keys.
 
 So the tasks exchange changes through files that they write and read themselves. Rows stay in Arrow and do not pass
 through the JVM, and a small window costs only one small job.

@@ -13,8 +13,10 @@ import pytest
 
 from airflow_provider_cdc.core.run.ledger import Link
 from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.jobs.certificate import build, scrub
 from airflow_provider_cdc.jobs.consolidate import stage
 from airflow_provider_cdc.jobs.extract_delta import read_window
+from airflow_provider_cdc.jobs.roll_forward import merge, plan
 from airflow_provider_cdc.jobs.runtime import verify_files
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.snapshot import parts, read
@@ -46,7 +48,7 @@ class SpooledRun:
         options = {"chunk_rows": 10} | options
         self.pipeline = Pipeline(spark, settings_of(server), folder.as_uri(), ["shop.*"], **options)
         monkeypatch.setattr(parts, "SMALLEST_PART_BYTES", 1)
-        for module in (read, read_window, stage, verify_files):
+        for module in (read, read_window, stage, verify_files, plan, merge, build, scrub):
             monkeypatch.setattr(module, "run_tasks", self._run_tasks)
         self.pipeline.record()
         self.manifest = Run.load(self.pipeline.run).manifest
