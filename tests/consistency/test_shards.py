@@ -55,6 +55,9 @@ def test_rows_that_move_between_shards(make_shards: MakeShards, seed: int, forma
     writers = Writers(shards, seed)
     writers.write(40)
     for night in range(3):
+        if night:
+            # PostgreSQL: the catalog shows that the shard was altered, but not how.
+            shards.do(f"ALTER TABLE {shards.of('orders_3')} ALTER v SET DEFAULT {night}")
         run = shards.run("changes" if night else "full")
         run.record()
         assert {bool(plan.base) for plan in run.plans} == {night > 0}

@@ -129,12 +129,13 @@ def choose(
 def _altered_shards(
     plans: Sequence[TablePlan], evolutions: Mapping[TableName, Evolution] | None
 ) -> dict[TableName, str]:
-    """Return the shards that were altered since the last copy. They are read in full, because all shards of a merged
-    table have the same columns."""
+    """Return the shards whose columns were altered since the last copy. They are read in full, because all shards of a
+    merged table have the same columns."""
     return {
         plan.table: f"it was altered since the copy: {evolutions[plan.table].eras[0].statement}"
         for plan in plans
-        if plan.shard is not None and evolutions and plan.table in evolutions
+        # On PostgreSQL, the catalog also shows changes that alter no column. They have no eras.
+        if plan.shard is not None and evolutions and plan.table in evolutions and evolutions[plan.table].eras
     }
 
 
