@@ -23,10 +23,11 @@ from airflow_provider_cdc.jobs.verify.request import REQUEST, CopyAsked, VerifyR
 from airflow_provider_cdc.jobs.verify.step import verify
 from harness.pipeline import settings_of
 from tests.conftest import PostgresFactory
-from tests.consistency.acting import run_through
+from tests.consistency.acting import DURING, act_during, run_through
 from tests.consistency.merge_matrix import MATRIX, Case
 from tests.consistency.shards import MERGED, TABLES, Shards, Writers
 from tests.seeds import seeds
+from tests.sinks.catalogs import plain_catalog
 
 MakeShards = Callable[..., Shards]
 
@@ -242,6 +243,29 @@ def test_a_shard_that_is_altered_during_the_run(make_shards: MakeShards) -> None
     assert set(found["skipped"]) == {MERGED, *shards.names}
     assert f"its shard {two}: it no longer fits into the merged table {MERGED}" in found["skipped"][MERGED]
     assert "its column more is not in the merged table" in found["skipped"][MERGED]
+
+
+@pytest.mark.slow
+def test_a_shard_that_is_read_again_has_the_iceberg_columns_of_the_others(
+    make_shards: MakeShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program renames a column of the Iceberg table meanwhile. With another field id in some of the files, the
+    column would be null in the rows of the other shards."""
+    shards = make_shards("iceberg")
+    Writers(shards, 3).write(20)
+    run = shards.run()
+    run.record()
+
+    def act() -> None:
+        with plain_catalog(run.target).load_table(tuple(MERGED.split("."))).update_schema() as update:
+            update.rename_column("v", "renamed")
+        shards.do(f"TRUNCATE TABLE {shards.of('orders_1')}")
+        shards.do(f"INSERT INTO {shards.of('orders_1')} (k, tag, v) VALUES (99, 'new', 5)")
+
+    act_during(run, DURING[0], act, monkeypatch)
+    run.finish()
+    assert [len(restart.tables) for restart in Run.load(run.run).manifest.restarts] == [1]
+    assert shards.published(run) == Counter(row[:3] for row in shards.truth().elements())
 
 
 @pytest.mark.slow

@@ -112,10 +112,13 @@ class Move:
             laid_out = layouts(lake_names, list(left_out), old.options.lake)
             carried = carried_tables(step, self._may_be_carried(planned), tables, point, laid_out)
             pieces = self._last_pieces(logs, kept, carried, point)
+            # The shards of a merged table have one place, so a shard that is read again gets that of the kept reads.
+            placed = {entry.table.copy_name for entry in kept}
             live = {
                 entry.table.name: entry.table.selection
                 for entry in planned
                 if entry.is_read and entry.start == self.start and str(entry.table.name) not in carried
+                if entry.table.copy_name not in placed
             }
             format = old.options.lake.format
             prepare = lake_format(format, step.sink, old.run_id, source, laid_out).prepare
