@@ -61,16 +61,27 @@ def must_be_rolled(options: StepOptions) -> bool:
 
 def altered_table(step: Step, error: CdcError) -> str | None:
     """Return the table of the run that was altered, according to ``error``. None: the error names no such table, or the
-    run may neither read the table again nor leave it out.
+    run may neither read the table again nor leave it out."""
+    return next(iter(altered_tables(step, error)), None)
+
+
+def altered_tables(step: Step, error: CdcError) -> dict[str, str]:
+    """Return the tables of the run that were altered, according to ``error``, by name, each with the difference. Empty:
+    the error has another reason, or the run may neither read one of the tables again nor leave it out.
 
     A table that must be rolled forward (``refresh`` = ``changes``) is never read again. If row changes must be
     published without a gap, the same is true for all tables that are rolled forward.
     """
-    if not isinstance(error, SchemaChanged) or not (may_restart(step) or may_leave_out(step)):
-        return None
+    if not (may_restart(step) or may_leave_out(step)):
+        return {}
     rolls = must_be_rolled(step.manifest.options)
     names = [str(entry.table.name) for entry in step.tables if not (entry.left_out or (rolls and entry.base))]
-    return named(error, names)
+    if isinstance(error, PreflightError):
+        of_tables = {problem.table: problem.what for problem in error.problems}
+        return of_tables if of_tables.keys() <= {*names} else {}
+    if isinstance(error, SchemaChanged) and (name := named(error, names)) is not None:
+        return {name: described(error)}
+    return {}
 
 
 def named(error: CdcError, names: Iterable[str]) -> str | None:

@@ -28,8 +28,7 @@ from airflow_provider_cdc.errors import (
 from airflow_provider_cdc.jobs.reads import ReadFiles, write_record
 from airflow_provider_cdc.jobs.restart.altered import (
     altered_in_log,
-    altered_table,
-    described,
+    altered_tables,
 )
 from airflow_provider_cdc.jobs.restart.later_position import LogOfReadsGone, Move
 from airflow_provider_cdc.jobs.runtime.progress import log
@@ -81,21 +80,17 @@ def restart_run(
             move.lost |= dict.fromkeys(gone.tables, why)
             log(f"{', '.join(gone.tables)}: read again, too, because {why}")
         except (SchemaChanged, PreflightError) as error:
-            table_name = altered_table(step, error) if isinstance(error, SchemaChanged) else _only_table(error)
+            found = altered_tables(step, error)
             left = [entry for entry in step.tables if not entry.left_out and str(entry.table.name) not in move.skipped]
-            if table_name is not None and table_name not in altered:
-                # The table was altered after the reads.
-                altered[table_name] = described(error) if isinstance(error, SchemaChanged) else error.message
-            elif (
-                table_name is not None
-                and step.manifest.options.skips
-                and table_name not in move.skipped
-                and len(left) > 1
-            ):
-                move.skipped = skip_whole_merged_tables(step.tables, {**move.skipped, table_name: error.message})
+            if later := {name: why for name, why in found.items() if name not in altered}:
+                # The tables were altered after the reads.
+                altered |= later
+            elif found and step.manifest.options.skips and not found.keys() & move.skipped.keys() and len(left) > 1:
+                move.skipped = skip_whole_merged_tables(step.tables, {**move.skipped, **found})
                 if all(str(entry.table.name) in move.skipped for entry in left):
                     raise
-                log(f"WARNING: {table_name} is SKIPPED and will not be published: {error.message}")
+                for name, why in found.items():
+                    log(f"WARNING: {name} is SKIPPED and will not be published: {why}")
             else:
                 raise
     if not run.move(manifest, pieces):
@@ -117,9 +112,3 @@ def _overtaken(run: Run) -> bool:
     finished = {*run.steps}
     run.refresh()
     return bool(run.steps.keys() - finished) or run.committed or run.ended
-
-
-def _only_table(error: PreflightError) -> str | None:
-    """Return the table that has all problems of an error; None: there is no such table."""
-    names = {problem.table for problem in error.problems}
-    return names.pop() or None if len(names) == 1 else None

@@ -19,6 +19,7 @@ from airflow_provider_cdc.sources.postgres.server.session import session
 from airflow_provider_cdc.sources.postgres.slots.standing_record import load, store
 from harness.pipeline import Pipeline, settings_of
 from tests.conftest import PostgresFactory
+from tests.consistency.acting import DURING, act_during
 from tests.consistency.postgres.nights import FULL, Nights
 from tests.consistency.postgres.servers import ENDS
 from tests.seeds import some
@@ -239,6 +240,46 @@ def test_tables_that_join_are_read_and_all_are_of_one_position(nights: Nights) -
         "public.b": [(1, 1)],
     }
     nights.rolled()
+
+
+@pytest.mark.slow
+def test_copies_that_are_altered_before_the_run_moves_are_read_again_unless_they_must_be_rolled_forward(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def create(name: str) -> None:
+        nights.do(f"CREATE TABLE {name} (id int PRIMARY KEY)", FULL.format(name), f"INSERT INTO {name} VALUES (1), (2)")
+
+    def act(run: Pipeline, tables: str) -> None:
+        def alter() -> None:
+            nights.do(f"TRUNCATE {tables}", "INSERT INTO a VALUES (3)")
+
+        with monkeypatch.context() as patch:
+            act_during(run, DURING[0], alter, patch)
+            run.snapshot()
+
+    for name in ("a", "b", "quiet"):
+        create(name)
+    nights.first()
+    create("joined")
+    run = nights.night("auto")
+    run.record()
+    act(run, "a, b, joined")
+    (restart,) = Run.load(run.run).manifest.restarts
+    assert {*restart.tables} == {"public.a", "public.b", "public.joined"}
+    assert all("rewritten or truncated" in why or "altered" in why for why in restart.tables.values()), restart.tables
+    run.extract_delta()
+    nights.check(run.consolidate()["published"])
+    # Changes without a gap. The altered tables are read in full once more.
+    run = nights.night("auto")
+    run.record()
+    run.finish()
+    create("late")
+    run = nights.night("auto", changes=True)
+    run.record()
+    with pytest.raises(PreflightError, match=r"public\.a: .*altered"):
+        act(run, "a, late")
+    assert not Run.load(run.run).manifest.restarts
+    run.release()
 
 
 @pytest.mark.long
