@@ -27,7 +27,7 @@ from airflow_provider_cdc.core.shards.copy_tables import copy_names
 from airflow_provider_cdc.core.shards.published import files_of_copy
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestError
+from airflow_provider_cdc.errors import CdcError, ConfigurationError, LogGone, ManifestError
 from airflow_provider_cdc.jobs.runtime.controller import controlled
 from airflow_provider_cdc.jobs.runtime.driver import catalog_from_environment
 from airflow_provider_cdc.jobs.runtime.progress import log
@@ -187,7 +187,7 @@ def run_step(
         except RunRestarted:
             log(f"{task_id}: the run has moved, or a concurrent attempt was first; this attempt looks again")
         except Exception as error:
-            if not _went_on(run):
+            if not _went_on(run, error):
                 raise
             log(
                 f"{task_id}: a concurrent attempt has taken the run further, so this attempt looks again "
@@ -239,9 +239,10 @@ def run_task(
     return recorded
 
 
-def _went_on(run: Run) -> bool:
-    """Return whether other attempts have recorded decisions since the state of ``run`` was read. Pieces of the log are
-    no decisions."""
+def _went_on(run: Run, error: Exception) -> bool:
+    """Return whether other attempts have recorded decisions since the state of ``run`` was read, so that ``error`` does
+    not matter. Pieces of the log are no decisions. But the source of an attempt does not know pieces that others have
+    recorded meanwhile, so it may look for log that the run no longer needs."""
     before = run.state
     try:
         run.refresh()
@@ -251,6 +252,8 @@ def _went_on(run: Run) -> bool:
         # Do not report this second error, because the caller reports the original error.
         return False
     now = run.state
+    if isinstance(error, LogGone) and now.pieces != before.pieces:
+        return True
     return (now.inputs, now.commit, now.ended) != (before.inputs, before.commit, before.ended)
 
 

@@ -17,7 +17,8 @@ from airflow_provider_cdc.jobs.snapshot.read_part import PartRecord
 from airflow_provider_cdc.jobs.spool import Spooler
 from airflow_provider_cdc.sources.api.window import UpperBound
 from harness.mysql_server import MysqlServer
-from tests.jobs.spool.spooled_run import Server, SpooledRun, purge, rotate
+from tests.conftest import MysqlFactory
+from tests.jobs.spool.spooled_run import Server, SpooledRun, make_tables, purge, rotate
 
 
 class Killed(Exception):
@@ -112,6 +113,28 @@ def test_two_attempts_that_read_the_same_stretch_count_it_once(
 
     run.between = between
     run.finish()
+
+
+@pytest.mark.slow
+def test_log_that_another_attempt_has_recorded_is_not_missed(
+    mysql_factory: MysqlFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A harmless statement changes the identity of a table. Only the other attempt has seen the log that explains
+    it, before the source removed this log."""
+    server = mysql_factory({})
+    make_tables(server)
+    run = SpooledRun(server, tmp_path, monkeypatch)
+    acts = iter([run.spooler().take, lambda: server.query("OPTIMIZE TABLE shop.orders")])
+    reads: list[int] = []
+
+    def between() -> None:
+        reads.append(len(run.read_parts))
+        next(acts, lambda: spool(run, run.spooler()))()
+
+    run.between = between
+    run.finish()
+    assert run.log_of_position_is_gone()
+    assert {*reads} == {len(reads)}, "a part was read twice"
 
 
 @pytest.mark.slow
