@@ -136,8 +136,14 @@ def _with_counts(
 def _decide(window: Window, read: Sequence[SegmentRecord]) -> tuple[net_change_files.Decisions, dict[str, str]]:
     """Do what `net_change_files.match_prepared` does, but ignore unmatched commits of tables that are left out. The
     segment with the commit may have been read with such a table, and the segment that prepared the transaction may have
-    been read without this table."""
+    been read without this table.
+
+    :raises CdcError: the changes of a transaction that counts cannot be used.
+    """
     decisions, unmatched_commits = net_change_files.match_prepared([record.summary for record in read])
+    broken = {(record.segment, xid): one for record in read for xid, one in record.summary.errors.items()}
+    if counted := broken.keys() & decisions.keys():
+        raise broken[min(counted)].error
     refused = {name for record in read for name in record.refused}
     left_out = [tracked for tracked in window.tables if str(tracked.table.name) in refused]
     prepared = {tracked.pending(xid) for record in read for xid in record.summary.prepared for tracked in left_out}

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from airflow_provider_cdc import errors
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.tables.table import Table, TableName
-from airflow_provider_cdc.errors import PositionError
+from airflow_provider_cdc.errors import CdcError, PositionError
 
 DELTA_SCHEMA = pa.schema(
     [
@@ -186,6 +187,26 @@ class Committed:
     time: int | None
 
 
+@dataclass(frozen=True)
+class PreparedError:
+    """An error in the changes of a prepared transaction. It stops the run only if the transaction is committed.
+    ``kind`` is the name of its class."""
+
+    kind: str
+    message: str
+    where: str
+    hint: str
+
+    @classmethod
+    def of(cls, error: CdcError) -> PreparedError:
+        return cls(type(error).__name__, error.message, error.where, error.hint)
+
+    @property
+    def error(self) -> CdcError:
+        kind: type[CdcError] = getattr(errors, self.kind)
+        return kind(self.message, where=self.where, hint=self.hint)
+
+
 @dataclass
 class SegmentSummary:
     """A summary of one segment.
@@ -197,7 +218,7 @@ class SegmentSummary:
     name, the tables that are not copied and that were changed by logged statements. ``redefined`` has the tables that a
     statement may have turned into a view, or whose triggers it may have changed
     (`Source.check_writes`). If single changes are read, ``commits`` has the details of the commits in
-    ``decided``.
+    ``decided``. ``errors`` has the errors of transactions in ``prepared``, by their ids.
     """
 
     segment: LogSegment
@@ -212,3 +233,4 @@ class SegmentSummary:
     writes: dict[str, StatementWrite] = field(default_factory=dict)
     redefined: list[TableName] = field(default_factory=list)
     commits: dict[str, Committed] = field(default_factory=dict)
+    errors: dict[str, PreparedError] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.errors import ExactnessError
+from airflow_provider_cdc.errors import ExactnessError, ImageNotWhole
 from harness.mysql_server import MysqlServer
 from tests.conftest import MysqlFactory
 from tests.jobs.spool.spooled_run import SpooledRun, make_tables, purge, rotate
@@ -54,6 +54,32 @@ def test_rows_of_a_prepare_are_kept_across_pieces(
 
     run.between = between
     run.finish()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("committed", ["early", "partial"])
+def test_earlier_changes_that_cannot_be_used_stop_a_run_only_if_they_count(
+    server: MysqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, committed: str
+) -> None:
+    """Their file is read because of another transaction. One transaction ended, in a later file, before its table was
+    altered."""
+    prepare(server, "early", "INSERT INTO shop.orders VALUES (-1, 'xa')")
+    prepare(server, "ended", "INSERT INTO shop.events VALUES (-1, 'xa')")
+    server.query("SET GLOBAL binlog_row_image = MINIMAL")
+    prepare(server, "partial", "UPDATE shop.orders SET note = 'xa' WHERE id = 1")
+    server.query("SET GLOBAL binlog_row_image = FULL")
+    rotate(server)
+    server.query("XA COMMIT 'ended'")
+    server.query("ALTER TABLE shop.events ADD COLUMN c INT")
+    rotate(server)
+    run = SpooledRun(server, tmp_path, monkeypatch, on_schema_change="fail")
+    server.query(f"XA COMMIT '{committed}'")
+    if committed == "early":
+        run.finish()
+    else:
+        with pytest.raises(ImageNotWhole):
+            run.finish()
+    server.query(f"XA ROLLBACK '{'partial' if committed == 'early' else 'early'}'")
 
 
 @pytest.mark.slow

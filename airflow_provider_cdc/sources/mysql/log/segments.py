@@ -316,7 +316,7 @@ class MysqlSegmentReader:
             yield from self._read_file(name, log_protocol.FIRST_POSITION)
         summary.transactions = int(walker.state[walk_state.TRANSACTIONS])
         summary.row_images = int(walker.state[walk_state.IMAGES])
-        summary.prepared = walker.xa.close()
+        walker.xa.close(summary)
         summary.seconds = time.perf_counter() - started
 
     def _read_file(self, name: str, start: int) -> Iterator[None]:

@@ -18,7 +18,13 @@ from airflow_provider_cdc.core.kernels import Bytes, Int64s
 from airflow_provider_cdc.core.positions.gtid import Gtid, GtidSet
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import CdcError
-from airflow_provider_cdc.sources.api.window import Committed, SegmentSummary, StatementWrite, TrackedTable
+from airflow_provider_cdc.sources.api.window import (
+    Committed,
+    PreparedError,
+    SegmentSummary,
+    StatementWrite,
+    TrackedTable,
+)
 from airflow_provider_cdc.sources.log.changes import NO_TIME, ChangeLog, Outcome
 from airflow_provider_cdc.sources.log.delta import NetChange, order_base
 from airflow_provider_cdc.sources.log.netting import HEADER, USED, apply_prepared
@@ -135,15 +141,14 @@ class XaLedger:
                 summary.rolled_back.append(name)
         return [name for name, counted in outcomes if counted]
 
-    def close(self) -> list[str]:
-        """Finish the segment. Return the ids of all transactions that are prepared, but not decided, in the segment.
-
-        :raises CdcError: an undecided transaction has an ``error``.
-        """
-        for prepared in self.undecided.values():
+    def close(self, summary: SegmentSummary) -> None:
+        """Finish the segment: record the ids of all transactions that are prepared, but not decided, in it."""
+        for xid, prepared in self.undecided.items():
+            names = self._ids(xid)
+            summary.prepared += names
             if prepared.error is not None:
-                raise prepared.error
-        return [name for xid in self.undecided for name in self._ids(xid)]
+                # The transaction may have been decided in a later segment, before the initial position.
+                summary.errors |= dict.fromkeys(names, PreparedError.of(prepared.error))
 
     def pending(self, number: int, one: TrackedTable) -> str:
         """Return the id for storing the changes that an undecided transaction made to a table."""
