@@ -115,6 +115,12 @@ KINDS: Mapping[str, Kind] = {
         ("tests/chaos/test_survive.py",),
         weight=6,
     ),
+    "attempts": Kind(
+        "two attempts of a run whose tables are altered, one of which works at a random instant of the other one",
+        ("tests/jobs/spool/test_interleavings.py",),
+        tests=0,
+        weight=4,
+    ),
     "ddl": Kind(
         "DDL while tables are read, on PostgreSQL", ("-m", "long", "tests/consistency/postgres/test_ddl.py"), tests=6
     ),
