@@ -212,7 +212,7 @@ class Prepared:
     column's name. Columns that are not in it are identified by their name. ``layout`` is the requested layout of the
     table. ``names_before`` has, for each column of a table that was altered since the base copy, its name in that copy,
     or an empty text for a new column. ``read`` is set if the names before are those of rows that the run has read: the
-    place that was prepared for them.
+    place that was prepared for them. ``base`` is the place of the base copy.
     """
 
     name: TableName
@@ -222,6 +222,7 @@ class Prepared:
     layout: Layout = PLAIN
     names_before: Mapping[str, str] = field(default_factory=dict)
     read: Place | None = None
+    base: Place | None = None
 
 
 @dataclass(frozen=True)

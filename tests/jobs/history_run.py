@@ -39,7 +39,7 @@ def begin_run(
     scratch = run_folder(target, run_id).parent()
     run = run_folder(target, run_id)
     places = lake_format(format, open_sink(format, target), run_id, source).prepare(
-        tables(), {table.name: Selection() for table in tables()}
+        tables(), {table.name: Selection() for table in tables()}, {}
     )
     manifest = manifest_of(
         target,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_provider_cdc.core.options.run import TEXT, StepOptions, TableOptions
 from airflow_provider_cdc.core.positions.facts import Facts, History, history_fields, source_of
@@ -57,7 +57,14 @@ class Place:
 # manifest.
 
 
-def _no_places(tables: Sequence[Table], selections: Mapping[TableName, Selection]) -> dict[TableName, Place]:
+Preparing: TypeAlias = Callable[
+    [Sequence[Table], Mapping[TableName, Selection], Mapping[TableName, Place]], dict[TableName, Place]
+]
+
+
+def _no_places(
+    tables: Sequence[Table], selections: Mapping[TableName, Selection], bases: Mapping[TableName, Place]
+) -> dict[TableName, Place]:
     return {}
 
 
@@ -65,12 +72,13 @@ def _no_places(tables: Sequence[Table], selections: Mapping[TableName, Selection
 class LakeFormat:
     """The format of the copies.
 
-    The function ``prepare`` prepares the lake for the given tables and the selected part of each table. The function
-    returns the places of the data files, by the name of the copy; see `sinks.base.Sink.prepare`.
+    The function ``prepare`` prepares the lake for the given tables and the selected part of each table. It also gets
+    the places of the copies that are rolled forward. The function returns the places of the data
+    files, by the name of the copy; see `sinks.base.Sink.prepare`.
     """
 
     name: str
-    prepare: Callable[[Sequence[Table], Mapping[TableName, Selection]], dict[TableName, Place]] = _no_places
+    prepare: Preparing = _no_places
 
 
 PLAIN_PARQUET = LakeFormat("parquet")

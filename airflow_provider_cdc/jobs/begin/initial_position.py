@@ -27,7 +27,13 @@ from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, LogGone, SourceReplaced
 from airflow_provider_cdc.jobs.begin.base_selection import bases_of, with_changes_here, with_known_of_bases
 from airflow_provider_cdc.jobs.begin.history_of_run import histories_of
-from airflow_provider_cdc.jobs.begin.preparation import prepare_places, run_tables, with_merged_names, with_shards
+from airflow_provider_cdc.jobs.begin.preparation import (
+    places_of_bases,
+    prepare_places,
+    run_tables,
+    with_merged_names,
+    with_shards,
+)
 from airflow_provider_cdc.sinks.base import Sink
 from airflow_provider_cdc.sources.api.source import Source
 
@@ -86,7 +92,8 @@ def begin(
             present = source_of(source.kind, initial.identity, source_conn_id)
             histories = histories_of(source, heads, Storage(scratch), plans, initial, present, run_id, created_at)
         selections = {plan.table: plan.selection for plan in plans}
-        places, refused = prepare_places(lake_format, initial.tables, selections, skips=options.skips)
+        of_bases = {} if lake_format is PLAIN_PARQUET else places_of_bases(plans, Storage(scratch))
+        places, refused = prepare_places(lake_format, initial.tables, selections, of_bases, skips=options.skips)
     except CdcError as error:
         # A concurrent attempt may already have begun the run, and may have dropped the objects, such as a slot, that
         # this attempt was creating.

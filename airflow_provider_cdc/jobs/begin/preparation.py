@@ -8,7 +8,9 @@ from itertools import chain
 from types import MappingProxyType
 
 from airflow_provider_cdc.core.options.lake import BY_NAME, MergeOptions
+from airflow_provider_cdc.core.run.commit_record import published_run
 from airflow_provider_cdc.core.run.manifest import PLAIN_PARQUET, InitialPoint, LakeFormat, Place, RunTable, TablePlan
+from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.published import published_schema
 from airflow_provider_cdc.core.tables.selection import Selection
 from airflow_provider_cdc.core.tables.table import ORIGIN, PLAIN, Layout, MergedColumn, Shard, Table, TableName
@@ -28,27 +30,38 @@ def lake_format(
     if name == PLAIN_PARQUET.name:
         return PLAIN_PARQUET
 
-    def prepare(tables: Sequence[Table], selections: Mapping[TableName, Selection]) -> dict[TableName, Place]:
+    def prepare(
+        tables: Sequence[Table], selections: Mapping[TableName, Selection], bases: Mapping[TableName, Place]
+    ) -> dict[TableName, Place]:
         selected = [replace(table, selection=selections[table.name]) for table in tables]
         # The shards of a merged table share one table of the lake.
         firsts = {table.copy_name: table for table in reversed(selected)}
         tables = [table for table in selected if firsts[table.copy_name] is table]
-        return sink.prepare(run_id, [_prepared(source, table, layouts.get(table.lake_name, PLAIN)) for table in tables])
+        prepared = [_prepared(source, table, layouts.get(table.lake_name, PLAIN)) for table in tables]
+        return sink.prepare(
+            run_id, [replace(one, base=bases.get(table.name)) for one, table in zip(prepared, tables, strict=True)]
+        )
 
     return LakeFormat(name, prepare)
 
 
 def prepare_places(
-    lake_format: LakeFormat, tables: Sequence[Table], selections: Mapping[TableName, Selection], *, skips: bool
+    lake_format: LakeFormat,
+    tables: Sequence[Table],
+    selections: Mapping[TableName, Selection],
+    bases: Mapping[TableName, Place],
+    *,
+    skips: bool,
 ) -> tuple[dict[TableName, Place], dict[str, str]]:
     """Prepare the lake. Return the places of the data files, as ``lake_format.prepare`` does, and the tables that
     cannot be prepared, by name, each with the reason.
 
+    :param bases: the result of `places_of_bases`.
     :param skips: whether the run leaves such tables out (`on_table_error`). At least one table remains.
     :raises ConfigurationError: a table cannot be prepared, and is not left out; or the tables do not fit together.
     """
     try:
-        return lake_format.prepare(tables, selections), {}
+        return lake_format.prepare(tables, selections, bases), {}
     except ConfigurationError as error:
         # A wrong parameter, such as one name for two tables, is not a problem of one table.
         if not skips or error.where.startswith("parameter "):
@@ -56,13 +69,26 @@ def prepare_places(
     problems: dict[TableName, ConfigurationError] = {}
     for table in tables:
         try:
-            lake_format.prepare([table], selections)
+            lake_format.prepare([table], selections, bases)
         except ConfigurationError as error:
             problems[table.name] = error
     prepared = [table for table in tables if table.name not in problems]
     if not prepared:
         raise next(iter(problems.values()))
-    return lake_format.prepare(prepared, selections), {str(name): error.message for name, error in problems.items()}
+    return lake_format.prepare(prepared, selections, bases), {
+        str(name): error.message for name, error in problems.items()
+    }
+
+
+def places_of_bases(plans: Sequence[TablePlan], scratch: Storage) -> dict[TableName, Place]:
+    """Return the places of the copies that are rolled forward, by the table's name."""
+    places = {
+        (run_id, entry.table.name): entry.place
+        for run_id in {plan.base for plan in plans if plan.base}
+        for entry in published_run(scratch, run_id).manifest.tables
+    }
+    found = {plan.table: places.get((plan.base, plan.table)) for plan in plans}
+    return {name: place for name, place in found.items() if place is not None}
 
 
 def run_tables(

@@ -123,7 +123,7 @@ class Move:
             format = old.options.lake.format
             prepare = lake_format(format, step.sink, old.run_id, source, laid_out).prepare
             try:
-                places = prepare([tables[name] for name in live], live)
+                places = prepare([tables[name] for name in live], live, {})
             except ConfigurationError as error:
                 # A table of the lake cannot take the new columns. Without the table, the run may go on.
                 if error.where not in self.altered:

@@ -58,6 +58,7 @@ from pyiceberg.types import (
 
 from airflow_provider_cdc.core.parquet.lake_types import file_type
 from airflow_provider_cdc.core.parquet.partitions import described, problem_of
+from airflow_provider_cdc.core.run.manifest import Place
 from airflow_provider_cdc.core.tables.table import PartitionField
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sinks.base import Prepared
@@ -289,8 +290,9 @@ def evolved_columns(metadata: TableMetadata, table: Prepared, wanted: Schema, ne
     """
     current = metadata.schema()
     recorded = recorded_identities(metadata)
-    by_name = {field.name: field for field in current.fields}
-    by_identity = {recorded[field.field_id]: field for field in current.fields if field.field_id in recorded}
+    by_name = _fields_by_name(metadata, table.base)
+    there = *by_name.values(), *current.fields
+    by_identity = {recorded[field.field_id]: field for field in there if field.field_id in recorded}
     ids = count(metadata.last_column_id + 1)
     fields, changed = [], []
     for asked in wanted.fields:
@@ -323,6 +325,17 @@ def evolved_columns(metadata: TableMetadata, table: Prepared, wanted: Schema, ne
         Schema(*fields, identifier_field_ids=_key_ids(fields, keys)),
         {field_id: identity for field_id, identity in identities.items() if identity},
     )
+
+
+def _fields_by_name(metadata: TableMetadata, base: Place | None) -> dict[str, NestedField]:
+    """Return the columns of a table by the names that they have in its present schema, or in the copy ``base``. A run
+    that committed the table and not its cut may have renamed or dropped columns since that copy."""
+    present = {field.name: field for field in metadata.schema().fields}
+    if base is None:
+        return present
+    by_id = {field.field_id: field for schema in metadata.schemas for field in schema.fields}
+    by_id |= {field.field_id: field for field in present.values()}
+    return {name: by_id[field_id] for name, field_id in base.field_ids.items() if field_id in by_id}
 
 
 def recorded_identities(metadata: TableMetadata) -> dict[int, str]:

@@ -36,17 +36,22 @@ def run_of(
     identities: Mapping[str, str] | None = None,
     layout: Layout = PLAIN,
     read: Place | None = None,
+    base: Place | None = None,
     names: Mapping[str, str] | None = None,
 ) -> Publication:
     """A run at position ``number`` whose copies have these rows, a file for each chunk of a table.
 
     ``identities`` are those of the columns of each table. ``read`` is the place of rows that were carried over schema
-    changes, and ``names`` are the names of their columns by the present ones.
+    changes, and ``base`` that of the copy that is rolled forward. ``names`` are the names of their columns by the
+    present ones.
     """
     run_id = run_id_of(number)
     places = lake.sink.prepare(
         run_id,
-        [Prepared(table, one.schema, key, identities or {}, layout, names or {}, read) for table, one in rows.items()],
+        [
+            Prepared(table, one.schema, key, identities or {}, layout, names or {}, read, base)
+            for table, one in rows.items()
+        ],
     )
     changes = []
     for table, one in rows.items():

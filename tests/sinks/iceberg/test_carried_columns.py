@@ -14,7 +14,7 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sinks.base import Prepared, Publication
 from tests.sinks.catalogs import plain_catalog
-from tests.sinks.iceberg.runs import iceberg_table, rows_at, run_id_of, run_of
+from tests.sinks.iceberg.runs import again_of, iceberg_table, rows_at, run_id_of, run_of
 from tests.sinks.iceberg.test_identities import assert_rows, field_ids, rows_of
 from tests.sinks.test_contract import ORDERS, Lake
 
@@ -114,22 +114,39 @@ def test_places_of_earlier_versions_and_moved_tables_are_refused(lake: Lake) -> 
             run_of(lake, 2, {ORDERS: rows_of(**CARRIED)}, ("id",), read=other, names=NAMES)
 
 
-def test_two_runs_roll_one_copy_forward_over_exchanged_names(lake: Lake) -> None:
-    """A run that is prepared after the other one was published finds the names exchanged already."""
+def test_runs_roll_one_copy_forward_over_exchanged_names(lake: Lake) -> None:
+    """A run that is prepared after another one was published, or after it was lost before its cut, finds the names
+    exchanged already."""
     publish(lake, 1, a=1, b=2)
     before = field_ids(lake)
+    (base,) = lake.sink.prepare(run_id_of(1), [Prepared(ORDERS, rows_of(a=1, b=2).schema, ("id",))]).values()
 
     def rolled(number: int) -> Publication:
         rows = {ORDERS: rows_of(b=1, a=2)}
-        publication = run_of(lake, number, rows, ("id",), names={"id": "id", "b": "a", "a": "b"})
+        names = {"id": "id", "b": "a", "a": "b"}
+        publication = run_of(lake, number, rows, ("id",), base=base, names=names)
         return replace(publication, tables=tuple(replace(one, base=run_id_of(1)) for one in publication.tables))
 
     earlier, later = rolled(2), rolled(3)
     lake.sink.publish(earlier)
     lake.sink.publish(later)
+    lake.sink.publish(rolled(4))
     assert field_ids(lake) == {"id": before["id"], "b": before["a"], "a": before["b"]}
-    with pytest.raises(ConfigurationError, match="differs from the column with this name in the last copy"):
-        lake.sink.publish(rolled(4))
+    assert_rows(lake, 1, {"a": 1, "b": 2})
+    assert_rows(lake, 4, {"b": 1, "a": 2})
+
+
+@pytest.mark.parametrize("numbers", [{}, {"id": "7/1", "a": "7/2", "b": "7/3"}])
+def test_a_run_before_one_that_dropped_a_column_has_the_column_of_its_base(lake: Lake, numbers: dict[str, str]) -> None:
+    """The later run may have been lost before its cut, so the earlier one goes on from the copy before both."""
+    first = run_of(lake, 1, {ORDERS: rows_of(a=1, b=2)}, ("id",), identities=numbers)
+    lake.sink.publish(first)
+    lake.sink.publish(run_of(lake, 3, {ORDERS: rows_of(a=1)}, ("id",), identities=numbers))
+    base = first.tables[0].place
+    second = run_of(lake, 2, {ORDERS: rows_of(a=1, b=3)}, ("id",), identities=numbers, base=base)
+    lake.sink.publish(again_of(second, first))
+    assert sorted(row["b"] for row in rows_at(lake, run_id_of(2))) == [2, 3]
+    assert [*field_ids(lake)] == ["id", "a"]
 
 
 def test_a_table_that_was_never_published_takes_columns_of_any_type(lake: Lake) -> None:
