@@ -172,8 +172,9 @@ def _check_changes(plans: Sequence[TablePlan], options: StepOptions) -> None:
             ]
         )
     if upper := [plan.table for plan in plans if plan.at_upper]:
-        what = "the run reads rows again (`Read.consistency` = `again`), so the log has only the keys of the changed "
-        "rows"
+        what = (
+            "the run reads rows again (`Read.consistency` = `again`), so the log has only the keys of the changed rows"
+        )
         hint = (
             "ALTER TABLE … REPLICA IDENTITY FULL for every table of the run that lacks it, copy views in separate "
             "runs, or omit the option changes"

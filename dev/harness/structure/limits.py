@@ -1,4 +1,4 @@
-"""Checks the limits of modules: lines of code, imports of modules of this package, names of classes."""
+"""Checks the limits of modules: lines of code, imports of modules of this package, names of classes, lost strings."""
 
 from __future__ import annotations
 
@@ -40,6 +40,16 @@ def duplicate_classes(package: Path) -> Iterator[str]:
             yield f"class {name} is defined in {' and '.join(map(str, files))}: give each class its own name"
 
 
+def lost_strings(file: str, source: str) -> Iterator[str]:
+    """Yield a line for each string that is a statement of its own, and no docstring: the end of a message that is not
+    in parentheses is lost."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.JoinedStr | ast.Constant):
+            text = ast.get_source_segment(source, node) or ""
+            if text.endswith(('"', "'")) and not text.endswith('"""'):
+                yield f"{file}:{node.lineno}: nothing uses this string: put the whole message in parentheses"
+
+
 def main() -> int:
     files = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "*.py"],
@@ -47,9 +57,11 @@ def main() -> int:
         capture_output=True,
         text=True,
     ).stdout.split("\0")
-    problems = []
+    problems: list[str] = []
     for file in sorted({one for one in files if one and Path(one).exists()}):
-        lines, most = code_lines(Path(file).read_text()), LONGER.get(file, CODE_LINES)
+        source = Path(file).read_text()
+        problems += lost_strings(file, source)
+        lines, most = code_lines(source), LONGER.get(file, CODE_LINES)
         if lines > most:
             problems.append(f"{file}: {lines} lines of code, at most {most}: split it by its subjects")
     for name, own in Structure(Path()).imports.items():
