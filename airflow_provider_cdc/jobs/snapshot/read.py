@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import islice
 
 from airflow_provider_cdc.counted import format_count
-from airflow_provider_cdc.errors import CdcError, TerminalError, TransientError
+from airflow_provider_cdc.errors import CdcError, CopyMismatch, TerminalError, TransientError
 from airflow_provider_cdc.jobs.restart.altered import may_restart, note_altered
 from airflow_provider_cdc.jobs.runtime import controller
 from airflow_provider_cdc.jobs.runtime.progress import (
@@ -115,6 +115,9 @@ def read_again_in_view(step: Step, plan: Plan[Part], done: dict[int, PartRecord]
             return read_again(step, incarnations, in_view, watch.poll)
         except TerminalError as error:
             if not note_altered(step, error):
+                if isinstance(error, CopyMismatch):
+                    # If the publication was altered meanwhile, the log lacks changes, and this error names the cause.
+                    step.source.check_identity(step.run.expected_identity(), step.manifest.initial)
                 raise
             drop_read_in_view(step, plan.orders, done)
             if may_restart(step):

@@ -397,6 +397,24 @@ def test_what_breaks_the_proof_until_the_view(nights: Nights, harm: str, error: 
 
 
 @pytest.mark.slow
+def test_rows_that_are_deleted_while_the_publication_lacks_them_are_not_blamed_on_an_index(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log has changes of rows that no longer exist, as if the index of the key did not find them."""
+    nights.do(KEYED.format("a"))
+    nights.first()
+    nights.do("UPDATE a SET v = 5")
+    run = nights.night()
+    run.record()
+    name = nights.ask("SELECT pubname FROM pg_publication WHERE pubname LIKE 'cdc_standing%'")
+    harm = f"ALTER PUBLICATION {name} DROP TABLE a", "DELETE FROM a", f"ALTER PUBLICATION {name} ADD TABLE a"
+    act_during(run, DURING[0], lambda: nights.do(*harm), monkeypatch)
+    with pytest.raises(ExactnessError, match="was altered since"):
+        run.finish()
+    run.release()
+
+
+@pytest.mark.slow
 def test_a_table_that_is_altered_after_preflight_is_read_in_full_and_the_others_are_rolled_forward(
     postgres_factory: PostgresFactory, spark: SparkSession, tmp_path: Path
 ) -> None:
