@@ -174,21 +174,12 @@ class GtidSet(Position):
     def __contains__(self, gtid: Gtid) -> bool:
         return self.contains(gtid.uuid, gtid.tag, gtid.gno)
 
-    def intervals_of(self, uuid: bytes | str, tag: str) -> tuple[tuple[int, int], ...]:
-        """Return the (start, exclusive end) of each interval of this uuid and tag, sorted; empty if there are none."""
-        return _intervals(self._bounds_at(uuid, tag))
-
     def items(self) -> Iterator[tuple[bytes, str, tuple[tuple[int, int], ...]]]:
-        """Yield (uuid, tag, intervals) in canonical order. The intervals are the same as from `intervals_of`.
+        """Yield (uuid, tag, intervals) in canonical order. An interval is (start, exclusive end).
 
         This is not `__iter__`, because `list(s)` would first allocate memory for `len(s)` transactions.
         """
         return ((uuid, tag, _intervals(bounds)) for uuid, tag, bounds in self._entries)
-
-    def to_arrays(self) -> list[tuple[bytes, str, list[int], list[int]]]:
-        """Return (uuid, tag, starts, exclusive ends) of each entry, in canonical order. All numbers fit into an
-        int64."""
-        return [(uuid, tag, list(bounds[::2]), list(bounds[1::2])) for uuid, tag, bounds in self._entries]
 
     def __or__(self, other: GtidSet) -> GtidSet:
         return self._combine(other, operator.or_)

@@ -144,12 +144,6 @@ def new_slot(
         yield consistent_point(settings, connection, sql, seconds)
 
 
-def create_slot(settings: ConnectionSettings, name: str, seconds: float) -> Lsn:
-    """Create a slot as `new_slot` does, and return only its consistent point."""
-    with new_slot(settings, name, seconds) as (point, _):
-        return point
-
-
 def room(connection: Connection, setting: str, needed: int) -> tuple[int, int]:
     """Return the limit that ``max_replication_slots`` or ``max_wal_senders`` sets, and how many slots or senders are in
     use.

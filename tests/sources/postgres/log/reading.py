@@ -37,6 +37,12 @@ class Window(Changes):
     batches: list[pa.RecordBatch] = field(kw_only=True)
 
 
+def create_slot(settings: ConnectionSettings, name: str, seconds: float) -> Lsn:
+    """Create the slot of a run, and return its consistent point."""
+    with slots.new_slot(settings, name, seconds) as (point, _):
+        return point
+
+
 class LogReading:
     """Follows tables of the schema public from the moment that it is made; `close` drops the slot.
 
@@ -51,7 +57,7 @@ class LogReading:
             self.tables = read_tables(connection, [TableName("public", name) for name in names])
             if not publication:
                 publications.create_publication(connection, self.slot, self.tables, LockPolicy())
-        self.initial = slots.create_slot(self.settings, self.slot, 30)
+        self.initial = create_slot(self.settings, self.slot, 30)
         self.identity = slots.with_slot(PostgresFacts(), self.slot, publication)
 
     def close(self) -> None:

@@ -34,6 +34,7 @@ from tests.conftest import PostgresFactory
 from tests.soon import soon
 from tests.sources.postgres.backends import background, wait_for
 from tests.sources.postgres.catalog_reading import read_tables
+from tests.sources.postgres.log.reading import create_slot
 from tests.sources.postgres.log.reading import settings as settings_of
 
 RUN_ID = "20260101T000000Z-0a1b2c3d"
@@ -80,7 +81,7 @@ def test_a_commit_that_the_point_contains_and_nobody_sees_yet_is_waited_for(own:
     with background(own) as pool, session(settings) as control:
         publications.create_publication(control, SLOT, tables_of(settings), LockPolicy())
         first.execute("UPDATE stock SET left_over = 1 WHERE id = 1")
-        point = pool.submit(slots.create_slot, settings, SLOT, 30)
+        point = pool.submit(create_slot, settings, SLOT, 30)
         wait_for(own, "backend_type = 'walsender' AND wait_event = 'transactionid'")
         second.execute("UPDATE stock SET left_over = 2 WHERE id = 2")
         first.rollback()
@@ -168,7 +169,7 @@ def test_another_slot_in_use_does_not_hide_an_open_transaction(own: PostgresServ
         for _ in range(10):
             # Their slot may be the first to read which transactions are open, and to save that to disk.
             with pytest.raises(LockNotGranted):
-                slots.create_slot(settings, SLOT, 0.3)
+                create_slot(settings, SLOT, 0.3)
         writing.rollback()
 
 
@@ -296,7 +297,7 @@ def test_a_wait_is_cut_short_although_it_begins_late(
     with postgres.connect(database=database, autocommit=False) as writing:
         writing.execute("INSERT INTO stock VALUES (99, 9)")
         with pytest.raises(LockNotGranted, match="idle in transaction"):
-            slots.create_slot(source.settings, SLOT, 0.2)
+            create_slot(source.settings, SLOT, 0.2)
     assert postgres.query("SELECT 1 FROM pg_replication_slots") == []
 
 
@@ -370,7 +371,7 @@ def test_a_slot_that_cannot_be_dropped_does_not_keep_the_others_of_its_run(
     drop, busy = slots._drop_slot, f"{SLOT}_00000000"
     monkeypatch.setattr(slots, "_drop_slot", lambda connection, name: 1 if name == busy else drop(connection, name))
     for name in (busy, f"{SLOT}_11111111"):
-        slots.create_slot(source.settings, name, 5)
+        create_slot(source.settings, name, 5)
     with pytest.raises(TransientError, match=f"{busy}: a session"):
         slots.release(source.settings, RUN_ID)
     assert postgres.query("SELECT slot_name FROM pg_replication_slots WHERE database = %s", (database,)) == [(busy,)]
