@@ -142,9 +142,10 @@ def rotate(server: Server) -> None:
     server.query("FLUSH BINARY LOGS" if isinstance(server, MysqlServer) else "SELECT pg_switch_wal()")
 
 
-def purge(server: Server) -> None:
-    """Remove all log files before the current file, as far as the server may."""
+def purge(server: Server, before: str = "") -> None:
+    """Remove all log files before the current file, or before the file ``before`` (MySQL), as far as the server may."""
     if isinstance(server, MysqlServer):
-        server.purge_log()
+        if not before or before in {name for name, *_ in server.query("SHOW BINARY LOGS")}:
+            server.purge_log(before)
     else:
         server.query("CHECKPOINT")
