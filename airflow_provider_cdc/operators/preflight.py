@@ -165,7 +165,7 @@ class PreflightOperator(TargetOperator):
         may_miss: bool,
     ) -> dict[str, Any]:
         steps = options.steps
-        outputs = {"plan": encode(found.plans), "options": encode(steps), "skipped": found.skipped}
+        outputs = {"plan": encode(found.plans), "options": encode(steps), "skipped": found.left_out}
         outputs["missed_past"] = encode(missed) if missed is not None else {}
         outputs["may_miss_past"] = may_miss
         outputs["request"] = encode(PlanRequest.of(options))

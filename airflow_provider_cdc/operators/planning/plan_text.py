@@ -241,7 +241,7 @@ def log_plan(
     plans, sink, scratch = found.plans, places.sink, Storage(places.scratch)
     log_leftovers(scratch)
     warn_of_readers(places.lake, options.lake.format, source, plans)
-    log_skipped(log, found.skipped)
+    log_skipped(log, found.left_out)
     log_missed_past(log, missed)
     log_feed_gaps(log, plans, past=bool(options.as_of) and missed is None)
     if any(plan.at_upper for plan in plans):

@@ -101,7 +101,7 @@ class Planner:
         with collected(problems, "parameter where (Table.where)"):
             found = self._selected(found, steps)
         with collected(problems, "parameter partition_by (Table.partition_by)"):
-            layouts(lake_names(found.plans), list(found.skipped), steps.lake)
+            layouts(lake_names(found.plans), list(found.left_out), steps.lake)
         if places is not None:
             names = list(dict.fromkeys(plan.copy_name for plan in found.plans))
             context = LakeContext(places.lake, places.sink, source, self.source_conn_id, names, bool(steps.as_of))

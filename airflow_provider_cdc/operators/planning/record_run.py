@@ -77,7 +77,7 @@ class RunRecorder:
                     "The run is planned again, because tables were altered since it was planned: %s", error
                 )
             found, options, now_missed = planner.plan_again(options, may_miss=self.may_miss_past)
-            plans, skipped, missed = found.plans, found.skipped, now_missed or missed
+            plans, skipped, missed = found.plans, found.left_out, now_missed or missed
             log_skipped(self.log, skipped)
             log_missed_past(self.log, now_missed)
             self.log.info("%s will be copied:\n%s", format_count(len(plans), "table"), readable(plans))

@@ -35,7 +35,8 @@ def with_shards(source: Any, found: Survey, options: StepOptions, conn_id: str) 
     if not merging.merge:
         return found
     merged = _merged_of(found, merging)
-    failed = _skipped_shards(found, merged)
+    known = {TableName.parse(name): why for name, why in found.merged.items()}
+    failed = {**_skipped_shards(found, merged), **known}
     of_one: dict[TableName, list[TablePlan]] = {}
     for plan in found.plans:
         if plan.table in merged:
@@ -66,7 +67,7 @@ def without_merged(found: Survey, merged: Mapping[TableName, TableName], failed:
     """
     if not failed:
         return found
-    skipped = {str(name): why for name, why in failed.items()}
+    skipped: dict[str, str] = {}
     for plan in found.plans:
         name = merged.get(plan.table)
         if name is not None and name in failed:
@@ -75,7 +76,7 @@ def without_merged(found: Survey, merged: Mapping[TableName, TableName], failed:
     if not plans:
         hint = "correct the problems, or leave the tables out"
         raise PreflightError([Problem(str(name), why, hint) for name, why in failed.items()])
-    return Survey(plans, {**found.skipped, **skipped})
+    return Survey(plans, {**found.skipped, **skipped}, found.merged | {str(name): why for name, why in failed.items()})
 
 
 def without_vanished(heads: Heads, found: Survey, options: StepOptions) -> Survey:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Protocol, TypeVar
 
@@ -31,10 +31,17 @@ from airflow_provider_cdc.sources.planning.selections import by_table
 @dataclass(frozen=True)
 class Survey:
     """The result of a survey: a plan for each table that is read, and the reason for each table that is skipped, by
-    table name."""
+    table name. ``merged`` has the reasons of the merged tables that are skipped. Such a name may also be that of a
+    table of the source."""
 
     plans: list[TablePlan]
     skipped: dict[str, str]
+    merged: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """The reasons of all tables that are skipped, merged ones included."""
+        return {**self.skipped, **self.merged}
 
 
 def survey(
@@ -119,8 +126,9 @@ def survey_past(
         left_out = ["!" + exactly(TableName.parse(table)) for table in skipped]
         # Keep the existing plans for the other tables, because the plans may already name the copies to roll forward.
         plans_by_table = {plan.table: plan for plan in found.plans}
-        found = survey(source, [*patterns, *left_out], options, steps.on_table_error, parts)
-        found = Survey([plans_by_table.get(plan.table, plan) for plan in found.plans], skipped | found.skipped)
+        again = survey(source, [*patterns, *left_out], options, steps.on_table_error, parts)
+        plans = [plans_by_table.get(plan.table, plan) for plan in again.plans]
+        found = Survey(plans, skipped | again.skipped, found.merged)
 
 
 def _refused(own: dict[str, list[Problem]], on_table_error: str) -> Survey:

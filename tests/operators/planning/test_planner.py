@@ -175,3 +175,22 @@ def test_a_mysql_table_that_can_no_longer_be_copied_is_refused_as_by_preflight(
     with pytest.raises(AirflowFailException) as before:
         preflight(tmp_path, NIGHT, **given)
     assert str(refused.value).partition("problem")[2] == str(before.value).partition("problem")[2]
+
+
+def test_a_merged_table_that_is_left_out_is_no_shard_of_another_one(
+    mysql: MysqlServer, mysql_shop: str, tmp_path: Path
+) -> None:
+    mysql.query(f"CREATE TABLE {mysql_shop}.all_1 (id INT PRIMARY KEY)")
+    left_out, shards = f"{mysql_shop}.all_together", [f"{mysql_shop}.orders", f"{mysql_shop}.stock"]
+    # The pattern of the other merged table matches the name of the first one, which is no table of the source.
+    merge = {left_out: shards, "shop.others": [f"{mysql_shop}.all_*"]}
+    given: dict[str, Any] = {"as_of": "", "standing_slot": "", "refresh": "full", "merge": merge}
+    found, context = preflight(tmp_path, NIGHT, tables=[f"{mysql_shop}.*"], on_table_error="skip", **given)
+    assert [plan["table"] for plan in found["plan"]] == [f"{mysql_shop}.all_1"]
+    assert set(found["skipped"]) == {left_out, *shards}
+    why = found["skipped"][left_out]
+    assert f"{mysql_shop}.stock: it has no column stock" in why
+    assert found["skipped"][shards[0]] == f"it is a shard of {left_out}, which is left out: {why}"
+    run = record(tmp_path, found, context)
+    assert [str(entry.table.copy_name) for entry in run.manifest.tables] == ["shop.others"]
+    assert run.manifest.skipped == found["skipped"]

@@ -87,8 +87,8 @@ def test_other_differences_are_refused_by_name(mysql: MysqlServer, schema: str, 
     # The other tables of a run that leaves tables out are copied.
     found = planned(mysql, schema, skip=True)
     assert [plan.table.name for plan in found.plans] == ["plain"]
-    assert set(found.skipped) == {"shop.all", f"{schema}.s1", f"{schema}.s2"}
-    assert what in found.skipped["shop.all"]
+    assert set(found.left_out) == {"shop.all", f"{schema}.s1", f"{schema}.s2"}
+    assert what in found.merged["shop.all"]
 
 
 def test_the_collation_of_the_key_and_labels_count(mysql: MysqlServer, schema: str) -> None:
@@ -123,7 +123,7 @@ def test_a_shard_that_cannot_be_copied_fails_its_merged_table_only(mysql: MysqlS
     assert f"{schema}.s2" in refused(mysql, schema)
     found = planned(mysql, schema, skip=True)
     assert [plan.table.name for plan in found.plans] == ["plain"]
-    assert f"its shard {schema}.s2 cannot be copied" in found.skipped["shop.all"]
+    assert f"its shard {schema}.s2 cannot be copied" in found.merged["shop.all"]
     assert "it is a shard of shop.all, which is left out" in found.skipped[f"{schema}.s1"]
     # What was found once is found again.
     assert planned(mysql, schema, skip=True) == found
