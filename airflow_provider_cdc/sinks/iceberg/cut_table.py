@@ -384,7 +384,9 @@ def rows_of_run(
         before = newest.get(row.identifier)
         is_latest = before is None or before.table_uuid != row.table_uuid or is_newer(copy_in(row), copy_in(before))
         rows.append(replace(row, latest=is_latest))
-    carried = _carried(publication, left_out, existing, latest=any(row.latest for row in rows) or not rows)
+    # A table that is left out, such as a shard, may have the name of a merged table that is published.
+    others = {*left_out} - {row.identifier for row in rows}
+    carried = _carried(publication, others, existing, latest=any(row.latest for row in rows) or not rows)
     lost = _lost(catalog, [*rows, *carried])
     if lost_now := next((row for row in rows if row in lost), None):
         raise PublishIncomplete(

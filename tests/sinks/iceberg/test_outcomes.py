@@ -201,6 +201,16 @@ def test_a_table_that_a_run_leaves_out_is_never_newer_than_its_cut(lake: Lake) -
     assert lake.seen() == [[5, 5, 5]] * 2
 
 
+def test_a_table_that_is_left_out_does_not_replace_a_merged_table_of_the_same_name(lake: Lake) -> None:
+    """Otherwise, the cut would also have the earlier copy of the merged table, and readers of the cut would read it."""
+    lake.sink.publish(lake.stage(1))
+    lake.sink.publish(replace(lake.stage(3), skipped=(LINES,)))
+    cut = read_cut(lake.storage.uri)
+    assert cut is not None
+    assert {table.position for table in cut.tables.values()} == {cut.position}
+    assert len(plain_catalog(lake.storage).load_table("cdc.cdc_cuts").scan().to_arrow()) == 4
+
+
 @pytest.mark.slow
 def test_readers_of_cuts_never_see_two_positions_and_readers_of_plain_tables_do(lake: Lake) -> None:
     lake.sink.publish(lake.stage(3))
