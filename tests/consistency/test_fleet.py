@@ -27,6 +27,8 @@ from airflow_provider_cdc.errors import (
     PublishIncomplete,
     UnionRefused,
 )
+from airflow_provider_cdc.jobs.shards import unite
+from airflow_provider_cdc.jobs.shards.members import union_copy
 from airflow_provider_cdc.jobs.verify.request import FILES, REQUEST, SOURCE, CopyAsked
 from airflow_provider_cdc.jobs.verify.request import VerifyRequest as VerifyRequest
 from airflow_provider_cdc.jobs.verify.step import verify
@@ -221,10 +223,20 @@ def test_interrupted_and_late_tries(fleet: MakeFleet, monkeypatch: pytest.Monkey
     # It is not repeated.
     with pytest.raises(UnionRefused, match=r"eu: the newer run \S+ has replaced the files of"):
         two.unite_again(second)
-    # Two drivers die after a night was copied, and before the commit of the union. The next night is complete.
-    night()
+    # A driver stalls before its commit. Meanwhile, the next night is copied, and the files that it needs are gone.
+    third, newest = night(), []
+
+    def overtaken(*arguments: Any) -> Any:
+        newest.append(night())
+        return union_copy(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(unite, "union_copy", overtaken)
+        with pytest.raises(UnionRefused, match=r"eu: the records of the run \S+ are gone, because of a newer run"):
+            two.unite(third)
+    # The next night is complete.
     two.unions = 8
-    result = two.unite(night(), keep=1)
+    result = two.unite(newest[0], keep=1)
     assert two.published().total() == 5
     assert two.snapshots() == [two.latest()["run_id"]]
     # One of them is what the stalled driver left.

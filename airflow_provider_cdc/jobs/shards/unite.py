@@ -144,7 +144,7 @@ def unite(spark: SparkSession, folder: Storage, settings: ConnectionSettings | N
     """
     started = time.monotonic()
     request = records.read(UnionRequest, folder, REQUEST)
-    union = read_commit(folder) or record_commit(folder, _staged(spark, folder, request))
+    union = read_commit(folder) or record_commit(folder, _staged(spark, request))
     check_same_members(union, request.members, manifests_now(request), folder)
     target = Storage(request.target)
     try:
@@ -171,8 +171,17 @@ def unite(spark: SparkSession, folder: Storage, settings: ConnectionSettings | N
     return result
 
 
-def _staged(spark: SparkSession, folder: Storage, request: UnionRequest) -> Union:
+def _staged(spark: SparkSession, request: UnionRequest) -> Union:
     """Check and compare the copies of all members, and return the commit of the union."""
+    try:
+        return _compared(spark, request)
+    except (CdcError, OSError, pa.ArrowException):
+        # If a newer run of a source has removed records or files of a member meanwhile, this is the cause.
+        check_latest(request, members_of(request))
+        raise
+
+
+def _compared(spark: SparkSession, request: UnionRequest) -> Union:
     members, published_at = members_of(request), datetime.now(UTC).isoformat(timespec="seconds")
     check_latest(request, members)
     sink = open_sink(LAKE_FORMAT, Storage(request.target))
