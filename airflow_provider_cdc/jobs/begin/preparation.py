@@ -34,13 +34,12 @@ def lake_format(
         tables: Sequence[Table], selections: Mapping[TableName, Selection], bases: Mapping[TableName, Place]
     ) -> dict[TableName, Place]:
         selected = [replace(table, selection=selections[table.name]) for table in tables]
-        # The shards of a merged table share one table of the lake.
+        # The shards of a merged table share one table of the lake. Shards that are read in full have no base.
+        of_copies = {table.copy_name: bases[table.name] for table in selected if table.name in bases}
         firsts = {table.copy_name: table for table in reversed(selected)}
         tables = [table for table in selected if firsts[table.copy_name] is table]
         prepared = [_prepared(source, table, layouts.get(table.lake_name, PLAIN)) for table in tables]
-        return sink.prepare(
-            run_id, [replace(one, base=bases.get(table.name)) for one, table in zip(prepared, tables, strict=True)]
-        )
+        return sink.prepare(run_id, [replace(one, base=of_copies.get(one.name)) for one in prepared])
 
     return LakeFormat(name, prepare)
 
@@ -67,11 +66,15 @@ def prepare_places(
         if not skips or error.where.startswith("parameter "):
             raise
     problems: dict[TableName, ConfigurationError] = {}
+    together: dict[TableName, list[Table]] = {}
     for table in tables:
+        together.setdefault(table.lake_name, []).append(table)
+    # The shards of a merged table are left out together.
+    for own in together.values():
         try:
-            lake_format.prepare([table], selections, bases)
+            lake_format.prepare(own, selections, bases)
         except ConfigurationError as error:
-            problems[table.name] = error
+            problems |= dict.fromkeys((table.name for table in own), error)
     prepared = [table for table in tables if table.name not in problems]
     if not prepared:
         raise next(iter(problems.values()))

@@ -112,8 +112,9 @@ class Move:
             laid_out = layouts(lake_names, list(left_out), old.options.lake)
             carried = carried_tables(step, self._may_be_carried(planned), tables, point, laid_out)
             pieces = self._last_pieces(logs, kept, carried, point)
-            # The shards of a merged table have one place, so a shard that is read again gets that of the kept reads.
-            placed = {entry.table.copy_name for entry in kept}
+            # The shards of a merged table have one place, so a shard that is read again gets that of the others.
+            others = [*kept, *(entry for entry in planned if entry.base)]
+            placed = {entry.table.copy_name for entry in others}
             live = {
                 entry.table.name: entry.table.selection
                 for entry in planned
