@@ -291,7 +291,12 @@ def test_copies_of_several_nights_and_two_lakes_share_one_slot(nights: Nights, t
     nights.do("UPDATE a SET v = 2", "UPDATE b SET v = 2")
     other.first()
     # Without b: its copy stays that of the night before.
-    nights.do("UPDATE a SET v = 3", "ALTER TABLE b ADD n int", "UPDATE b SET v = 3", "INSERT INTO b VALUES (9, 9)")
+    nights.do(
+        "UPDATE a SET v = 3",
+        "ALTER TABLE b ADD n int, ALTER v TYPE bigint",
+        "UPDATE b SET v = 3",
+        "INSERT INTO b VALUES (9, 9)",
+    )
     run = nights.night(tables=["public.a"])
     run.record()
     run.finish()
