@@ -73,8 +73,8 @@ class LakeFormat:
     """The format of the copies.
 
     The function ``prepare`` prepares the lake for the given tables and the selected part of each table. It also gets
-    the places of the copies that are rolled forward. The function returns the places of the data
-    files, by the name of the copy; see `sinks.base.Sink.prepare`.
+    the places of the copies that are rolled forward. It returns the places of the data files, by the name of the copy;
+    see `sinks.base.Sink.prepare`.
     """
 
     name: str

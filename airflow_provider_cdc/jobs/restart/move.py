@@ -26,10 +26,7 @@ from airflow_provider_cdc.errors import (
     SchemaChanged,
 )
 from airflow_provider_cdc.jobs.reads import ReadFiles, write_record
-from airflow_provider_cdc.jobs.restart.altered import (
-    altered_in_log,
-    altered_tables,
-)
+from airflow_provider_cdc.jobs.restart.altered import altered_in_log, altered_tables
 from airflow_provider_cdc.jobs.restart.later_position import LogOfReadsGone, Move
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.step import Step
